@@ -1,4 +1,4 @@
-# Headrace: `make help` lists what can be made. Each target sets up what it needs.
+# Headrace: `make help` lists the targets. Each target installs what it needs.
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -12,12 +12,12 @@ SOURCES := $(wildcard src/headrace/_native/*.pyx src/headrace/_native/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-fast docs check format bench ab crash sim fuzz sanitize hostile soak soak-readers mutants conformance-natspy parts java clean
+.PHONY: help setup run demo test test-fast docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers mutants conformance-natspy parts java clean
 
-help: ## what can be made
+help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
-setup: $(KERNEL) ## a virtual environment in .venv with everything the project needs
+setup: $(KERNEL) ## create a virtual environment in .venv with all dependencies
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or later. On Debian: apt-get install python3 python3-venv"; exit 1; }
@@ -31,77 +31,80 @@ $(KERNEL): $(READY) setup.py $(SOURCES)
 	@touch $@
 
 $(AZURITE):
-	@command -v npm >/dev/null || { echo "npm is missing; the tests of Azure Blob need it (Azurite). On Debian: apt-get install nodejs npm"; exit 1; }
+	@command -v npm >/dev/null || { echo "npm is missing; the Azure Blob tests need it for Azurite. On Debian: apt-get install nodejs npm"; exit 1; }
 	@npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3.37.0
 	@touch $@
 
-run: setup ## a broker on 127.0.0.1:4222, data in ./data (ARGS='-p 4333' adds flags)
+run: setup ## run the server on 127.0.0.1:4222 with data in ./data (more flags: ARGS='-p 4333')
 	$(BIN)/headrace serve -js -sd data $(ARGS)
 
-demo: setup ## the whole story in one go; the broker stays up to try things (ARGS=--exit ends it)
+demo: setup ## demonstrate all features, then keep the server running (ARGS=--exit: stop it)
 	$(BIN)/python -m headrace.demo $(ARGS)
 
-# Unit tests alone need neither Java nor npm.
+# Unit tests need neither Java nor npm.
 PATHS := $(filter tests/%,$(ARGS))
 PARTS_NEEDED := $(if $(PATHS),$(if $(filter-out tests/unit%,$(PATHS)),java $(AZURITE)),java $(AZURITE))
 
-test: setup $(PARTS_NEEDED) ## all tests that belong to a change (ARGS='tests/unit/broker -k name' selects)
+test: setup $(PARTS_NEEDED) ## run the tests required for a change (select: ARGS='tests/unit/broker -k name')
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
 
-test-fast: setup ## the unit tests: about a minute, without Java, npm or a browser (ARGS='-k name' selects)
+test-fast: setup ## run the unit tests: about a minute, without Java, npm or a browser (select: ARGS='-k name')
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/unit $(ARGS)
 
-docs: setup ## the documentation as a site in out/site
+docs: setup ## build the documentation in out/site
 	$(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open out/site/index.html"
 
-check: setup ## ruff and mypy
+check: setup ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup ## let ruff put the code into shape
+format: setup ## format the code and apply ruff's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## side by side with nats-server, as ratios
+bench: setup ## compare performance with nats-server, as ratios
 	$(BIN)/python bench/perf.py $(ARGS)
 
-ab: setup ## two versions of the server against each other: OLD and NEW are checkouts or git revisions (ARGS='--only pub128')
+ab: setup ## compare performance of two versions: OLD and NEW are checkouts or git revisions (ARGS='--only pub128')
 	$(BIN)/python bench/ab.py $(or $(OLD),HEAD) $(or $(NEW),.) $(ARGS)
 
-crash: setup ## two million crash points and every byte of a store rotten: hours (ARGS='--points 50000' for fewer)
+crash: setup ## test two million crash points, and corruption of every byte of a store: hours (fewer: ARGS='--points 50000')
 	$(BIN)/python -m tests.crash.enumerate_crash_points --jobs 2 $(ARGS)
 	$(BIN)/python -m tests.crash.enumerate_bit_rot --jobs 2
 
-sim: setup ## whole simulated brokers by seed, and every probe hit (SEEDS=20000); worlds of claims (CLAIM_SEEDS=1000)
+sim: setup ## run simulations by seed, servers (SEEDS=20000) and claims (CLAIM_SEEDS=1000); check that every code probe was hit
 	$(BIN)/python -m tests.sim.run_simulations 0 $(or $(SEEDS),20000) --jobs 2
 	$(BIN)/python -m tests.sim.run_claim_simulations 0 $(or $(CLAIM_SEEDS),1000) --jobs 2
 
-fuzz: setup ## malformed input of every kind, by seed, from where out/fuzz.json ends (INPUTS=50000000, MINUTES=30 ends earlier)
+fuzz: setup ## fuzz with malformed input by seed, continuing from out/fuzz.json (INPUTS=50000000; time limit: MINUTES=30)
 	$(BIN)/python bench/fuzz.py --inputs $(or $(INPUTS),50000000) --minutes $(or $(MINUTES),0)
 
-sanitize: setup ## the kernel under AddressSanitizer and UBSan: its unit tests, then malformed input (MINUTES=10); built below out/
+sanitize: setup ## run the compiled core under AddressSanitizer and UBSan: unit tests, then malformed input (MINUTES=10)
 	$(BIN)/python bench/sanitize.py --minutes $(or $(MINUTES),10) $(ARGS)
 
-hostile: setup ## attacks in full size on a real server, and how long others wait meanwhile (ARGS='--only slow --scale 0.2')
+stalls: setup ## how long other clients wait during expensive operations, compared with nats-server; ARGS="--only NAME"
+	cd bench && ../$(BIN)/python stalls.py $(ARGS)
+
+hostile: setup ## attack a real server, and measure the latency of other clients meanwhile (ARGS='--only slow --scale 0.2')
 	$(BIN)/python bench/hostile.py $(ARGS)
 
-soak: setup ## half of the peak with everything at once: memory and descriptors stay flat, nothing is lost (MINUTES=120)
+soak: setup ## run a mixed load at half of the peak; check for leaks and lost messages (MINUTES=120)
 	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),120)
 
-soak-readers: setup ## another process reads through pins for a minute while the store is written at full speed
+soak-readers: setup ## read pinned snapshots from another process for a minute while the store is written at full speed
 	$(BIN)/python -m tests.crash.snapshot_load $(ARGS)
 
-mutants: setup ## bugs planted in store, broker and claims, one by one; each must be caught
+mutants: setup ## plant bugs in store, broker and claims, one at a time; each must make a test fail
 	PYTHONPATH=tests $(BIN)/python -m tests.crash.mutants
 	PYTHONPATH=tests $(BIN)/python -m tests.sim.mutants
 	PYTHONPATH=tests $(BIN)/python -m tests.claims.mutants
 
-conformance-natspy: setup ## nats-py's own test suite against this broker (ARGS='--suite PATH': a checkout of nats.py)
+conformance-natspy: setup ## run nats-py's own test suite against Headrace (ARGS='--suite PATH': a checkout of nats.py)
 	$(BIN)/python bench/natspy.py $(ARGS)
 
-# Debian packages that tests use: "package:command". Installed where that is allowed; without them their tests are skipped or fail, and say so.
+# Debian packages that tests use: "package:command". Installed as root only; without them the tests that need them are skipped or fail.
 PARTS := openjdk-17-jre-headless:java nodejs:node npm:npm chromium:chromium prometheus:promtool
 
 parts:
@@ -121,5 +124,5 @@ java: parts
 		echo "Java $(JAVA_MIN) or later is missing; the Spark tests need it. On Debian: apt-get install openjdk-17-jre-headless"; exit 1; \
 	fi
 
-clean: ## remove what was built
+clean: ## remove the virtual environment and build output
 	rm -rf $(VENV) build dist out src/headrace/_native/*.so src/headrace/_native/*.c

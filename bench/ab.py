@@ -2,10 +2,10 @@
 """Compare the speed of two versions of the server: `bench/ab.py OLD NEW`.
 
 OLD and NEW are checkouts (folders) or git revisions; a revision is checked out into a temporary worktree. The
-kernel is built in both, with this interpreter. The load generator is always the one beside this file.
+compiled core is built in both, with this interpreter. The load generator is always the one next to this file.
 
 A round starts one server of each version and runs every workload on both, in short slices that take turns
-(ABBA). That makes one pair of measurements a workload and round. Server and load generator run on different cores.
+(ABBA). Each round adds one pair of measurements per workload. Server and load generator run on different cores.
 
 The figure of a workload is the CPU time that the server process took per operation, all threads, user and system.
 The ratio NEW/OLD is estimated from the pairs (Hodges-Lehmann on the logarithms, 99 % interval from Wilcoxon's
@@ -51,7 +51,7 @@ Pair = list[Sample]
 
 
 class Comparison:
-    """The pairs of each workload, and what they say."""
+    """The pairs of each workload, and their evaluation."""
 
     def __init__(self, checkouts: list[Checkout], names: list[str], scale: float, seed: int) -> None:
         self.checkouts = checkouts
@@ -185,32 +185,40 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("old", metavar="OLD", help="a checkout or a git revision")
     parser.add_argument(
-        "new", metavar="NEW", help="another, or the same to see how far the figures can be trusted"
+        "new", metavar="NEW", help="another one, or the same one to see how much the figures vary by chance"
     )
-    parser.add_argument("--only", default="", help=f"of {', '.join(SLICES)}")
+    parser.add_argument("--only", default="", help=f"workloads, separated by commas: {', '.join(SLICES)}")
     parser.add_argument(
         "--pairs", type=int, default=10, help="pairs of each workload (default 10, at least 8)"
     )
-    parser.add_argument("--max-pairs", type=int, default=30, help="at most, where undecided (default 30)")
-    parser.add_argument("--scale", type=float, default=1.0, help="longer or shorter slices (default 1)")
-    parser.add_argument("--seed", type=int, help="of the order and of hash seeds (default random)")
-    parser.add_argument("--no-build", action="store_true", help="take the kernels of folders as they are")
+    parser.add_argument(
+        "--max-pairs", type=int, default=30, help="maximum for undecided workloads (default 30)"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor for the length of slices (default 1)"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the order and of hash seeds (default random)")
+    parser.add_argument(
+        "--no-build", action="store_true", help="use the compiled modules of folders as they are"
+    )
     parser.add_argument("--json", type=Path, help="file for the results and all measurements")
     options = parser.parse_args(words)
     options.names = options.only.split(",") if options.only else list(SLICES)
     if unknown := set(options.names) - set(SLICES):
-        parser.error(f"no such workload: {', '.join(sorted(unknown))}; there are {', '.join(SLICES)}")
+        parser.error(f"unknown workload: {', '.join(sorted(unknown))}; choose from {', '.join(SLICES)}")
     return options
 
 
 def main() -> int:
     options = parse()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and worktrees must not stay behind
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that servers are stopped and worktrees removed
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     try:
         with checked_out([options.old, options.new], not options.no_build) as checkouts:
             comparison = Comparison(checkouts, options.names, options.scale, seed)
-            with contextlib.suppress(KeyboardInterrupt):  # what is measured so far is reported
+            with contextlib.suppress(KeyboardInterrupt):  # the measurements so far are reported
                 compare(comparison, options.pairs, max(options.pairs, options.max_pairs))
     except CheckoutError as error:
         print(f"ab.py: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ from workloads import ACK, publish
 
 
 def acks(port: int, scale: float) -> float:
-    """Acknowledgements of a durable pull consumer, all of whose messages are delivered already."""
+    """Acknowledge messages of a durable pull consumer; all of them are delivered beforehand."""
     total = int(100 * scale) * CHUNK
     publish(port, total // CHUNK, 128)
     body = json.dumps({"batch": total, "expires": 20_000_000_000}).encode()
@@ -27,7 +27,7 @@ def acks(port: int, scale: float) -> float:
 
 
 def _ack_subjects(connection: Connection, count: int) -> list[bytes]:
-    """The ack subjects of the next messages, found in the bytes as they come: much faster than `_deliveries`."""
+    """Return the ack subjects of the next messages, found in the raw bytes: much faster than `_deliveries`."""
     pieces, found, tail = [b""], 0, b""
     while found < count or not pieces[-1].endswith(b"\r\n"):
         data = connection.socket.recv(1 << 20)

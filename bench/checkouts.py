@@ -1,5 +1,5 @@
-"""Checkouts to run a server from: a folder as it is, or a git revision in a temporary worktree; the kernel is
-built in both.
+"""Checkouts to run a server from: a folder as it is, or a git revision in a temporary worktree; the compiled core
+is built in both.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class CheckoutError(Exception):
-    """A checkout that cannot be used, and why."""
+    """A checkout cannot be used; the text says why."""
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """Source code to run; `name` is what the user wrote, `commit` says what it is."""
+    """Source code to run; `name` is the user's argument, `commit` identifies the code."""
 
     name: str
     folder: Path
@@ -40,7 +40,7 @@ class Checkout:
 
 @contextlib.contextmanager
 def checked_out(names: list[str], build: bool = True) -> Iterator[list[Checkout]]:
-    """Resolve names to checkouts and build them; temporary worktrees end with the context."""
+    """Resolve names to checkouts and build them; temporary worktrees are removed on exit."""
     with contextlib.ExitStack() as stack:
         by_folder: dict[str, Checkout] = {}
         found = []
@@ -89,7 +89,7 @@ def commit_of(repository: Path, revision: str) -> str:
 
 
 def describe(folder: Path) -> str:
-    """The commit of a folder, marked where the folder differs from it."""
+    """Return the commit of a folder, marked if the folder differs from it."""
     try:
         return git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     except CheckoutError:
@@ -110,7 +110,7 @@ def build_kernel(checkout: Checkout) -> None:
 
 
 def check_import(checkout: Checkout) -> None:
-    """Refuse a checkout that is not what the interpreter imports, or whose kernel is not compiled."""
+    """Raise CheckoutError if the interpreter imports another checkout, or a module is not compiled."""
     code = "import headrace; print(headrace.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd="/", env=checkout.environment(), capture_output=True, text=True

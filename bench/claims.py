@@ -1,11 +1,11 @@
-"""Claims in figures: offload and resolve against raw obstore, memory, collection, and nats-py's object store.
+"""Measures claims: offload and resolve compared with raw obstore and nats-py's object store; memory; collection.
 
     python bench/claims.py [--sizes 1,16,256,1024] [--store folder|s3|both] [--collect 10000]
 
 Every pair is measured in turn in one process, repeated, and the best of each counts, because the machine is shared.
-nats-server is started on a free port; SeaweedFS (`weed`) for s3. Like is compared with like: a folder that syncs with
-obstore's files synced, one that does not with obstore as it is. SHA-256 alone is measured too: no upload of one payload
-can be faster than that.
+nats-server is started on a free port; SeaweedFS (`weed`) for s3. A folder store with sync is compared with obstore plus
+a sync of its files, one without sync with obstore as it is. SHA-256 alone is measured too: no upload of one payload can
+be faster than that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ AT_ACK = Ttl(3600, True, 0, 300)
 
 
 def payload(size: int) -> AsyncIterator[bytes]:
-    """Bytes that cannot be compressed, from a block that is there already: the source costs nothing."""
+    """Incompressible bytes, repeated from one block that is generated beforehand, so that the source costs nothing."""
     block = memoryview(_BLOCK)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -66,7 +66,7 @@ def payload(size: int) -> AsyncIterator[bytes]:
 
 
 class Peak:
-    """The most memory in use while it runs, above what was in use before."""
+    """The peak memory while it runs, minus the memory in use before."""
 
     def __enter__(self) -> Peak:
         gc.collect()
@@ -98,7 +98,7 @@ async def timed(work: Callable[[], Awaitable[Any]]) -> float:
 
 
 def sha256_rate() -> float:
-    """MB/s of the checksum alone."""
+    """Return the MB/s of the checksum alone."""
     best = 0.0
     for _ in range(10):
         digest, started = hashlib.sha256(), time.perf_counter()
@@ -109,7 +109,7 @@ def sha256_rate() -> float:
 
 
 class Raw:
-    """obstore as it is; `folder` syncs what it wrote there, as our folder store does."""
+    """obstore as it is; with `folder`, its files there are synced, as our folder store does."""
 
     def __init__(self, client: Any, folder: Path | None = None) -> None:
         self._client = client
@@ -142,7 +142,7 @@ async def at_once(work: Callable[[int], Awaitable[Any]], lanes: int) -> float:
 async def transfer(
     claims: Claims, raw: Raw, size: int, repeats: int, stream: str, lanes: int
 ) -> dict[str, float]:
-    """Best rates in MB/s of raw obstore and of claims, both ways, and the memory that claims took."""
+    """Return the best rates in MB/s of raw obstore and of claims, in both directions, and the memory of claims."""
     best = dict.fromkeys(("raw put", "claim put", "raw get", "claim get"), 0.0)
     memory = 0.0
     moved = size * lanes / 1e6
@@ -171,7 +171,7 @@ async def transfer(
 
 
 async def set_up(connection: Any, store: Any, name: str) -> tuple[Claims, str]:
-    """Claims on a store of their own, with a stream and a consumer."""
+    """Set up claims on a separate store, with a stream and a consumer."""
     config = ClaimConfig(f"bench{name}", bucket=store.bucket, backend="memory", ttl=AT_ACK, threshold=0)
     claims = await Claims.open(connection, config, store=store)
     stream = f"BENCH{name}"
@@ -204,7 +204,7 @@ async def bench_transfer(
 
 
 async def bench_object_store(connection: Any, store: Any, repeats: int, name: str) -> None:
-    """1 MiB payloads, one after the other: claims on a folder against nats-py's object store."""
+    """Measure 1 MiB payloads, one after the other: claims on a folder, and nats-py's object store."""
     data, count = _BLOCK[:MIB], 20
     claims, stream = await set_up(connection, store, f"obj{name}")
     bucket = await connection.jetstream().create_object_store(f"bench{name}")
@@ -255,14 +255,14 @@ async def bench_object_store(connection: Any, store: Any, repeats: int, name: st
     ours = 1 / sum(1 / best[f"claims {verb}"] for verb in ("put", "get", "ack"))
     print(
         f"1 MiB round trip, {name}: claims {ours:.0f}/s (ack, release and deletion included), "
-        f"theirs {theirs:.0f}/s (nothing deleted): {ours / theirs:.1f} times",
+        f"nats-py {theirs:.0f}/s (nothing deleted): {ours / theirs:.1f} times",
         flush=True,
     )
     await claims.close()
 
 
 async def bench_collect(connection: Any, folder: Path, count: int, repeats: int) -> None:
-    """Small claims, read by everybody, whose timers have run out: collected from a folder; and orphans, swept."""
+    """Measure collecting small, fully read claims with expired timers from a folder, and sweeping orphans."""
     clock = FakeClock()
     settings = {"path": str(folder / "gc"), "sync": False}
     config = ClaimConfig("benchgc", ttl=Ttl(3600, True, 0, 60), store=settings)
@@ -287,7 +287,7 @@ async def bench_collect(connection: Any, folder: Path, count: int, repeats: int)
 
 
 async def _released(claims: Claims, stream: str, numbers: range) -> None:
-    """Claims that were released a minute ago, with the markers of their timers."""
+    """Create claims that were released a minute ago, with the markers of their timers."""
     now_ns = int(time.time() * 1e9)
     marker = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h"}
     expires_at = now_ns // 10**9 + 3000
@@ -321,9 +321,9 @@ def _facts(entry: ClaimEntry) -> bytes:
 
 
 async def _timed_removal(verb: str, count: int, work: Callable[[], Awaitable[Any]]) -> None:
-    """Rates by the wall clock, and by this process's own time, which a busy machine does not change as much.
+    """Print rates by wall-clock time, and by this process's CPU time, which depends less on other load.
 
-    nats-server tells its consumers of new messages a moment later: one look may not find all.
+    nats-server delivers new messages to consumers with a delay, so one pass may not find all.
     """
     started, busy = time.perf_counter(), time.process_time()
     report = await work()
@@ -332,7 +332,7 @@ async def _timed_removal(verb: str, count: int, work: Callable[[], Awaitable[Any
     spent, busy = time.perf_counter() - started, time.process_time() - busy
     print(
         f"{verb} {report.removed} small claims from a folder: {report.removed / spent:,.0f}/s "
-        f"({report.removed / busy:,.0f} a second of processor time)",
+        f"({report.removed / busy:,.0f} per second of CPU time)",
         flush=True,
     )
 
@@ -363,7 +363,7 @@ async def main(options: argparse.Namespace, url: str, folder: Path, weed: Weed |
 
 
 async def synced(options: argparse.Namespace, url: str, folder: Path) -> None:
-    """The same with everything synced before it is answered, on both sides."""
+    """Measure the same with a sync before each reply, on both sides."""
     connection = await nats.connect(url)
     await bench_object_store(connection, FolderStore(folder, "objects"), options.repeats, "synced")
     await connection.close()
@@ -377,7 +377,7 @@ if __name__ == "__main__":
     parser.add_argument("--collect", type=int, default=10_000)
     parser.add_argument("--parts", default="collect,object-store,transfer", help="what to measure")
     parser.add_argument(
-        "--folder", default=None, help="Where the folder store lies; a temporary folder otherwise"
+        "--folder", default=None, help="folder of the folder store (default: a temporary folder)"
     )
     chosen = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="claims-bench-", dir=chosen.folder))

@@ -1,8 +1,8 @@
-"""How long an audit of claims takes: `python bench/claims_audit.py [--claims 1000000] [--keep FOLDER] [--json]`.
+"""Measures how long an audit of claims takes: `python bench/claims_audit.py [--claims 1000000] [--keep FOLDER] [--json]`.
 
-Two days of synthetic claims: an audit trail of about three events a claim in a store of its own, read from its files, and
-the objects that are left in a folder. Nine of ten claims were read and collected, some live, some leak, some vanished.
-The time is that of the whole job on `local[2]`: reading, joining, the table, the figures and the report.
+The input is two days of synthetic claims: an audit trail of about three events per claim in a separate store, read from
+its files, and the remaining objects in a folder. Nine of ten claims were read and collected; the others are in use,
+leaked or lost. The time covers the whole job on `local[2]`: reading, joining, the table, the figures and the report.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import numpy as np
 from headrace.claims import ClaimConfig, Ttl
 from headrace.spark import jobs
 from headrace.storage import FileDisk, Store
-from spark import CORES, WallClock, _ticks, session  # bench/spark.py, which stands first on the path
+from spark import CORES, WallClock, _ticks, session  # bench/spark.py, which comes first on the path
 
 NS = 1_000_000_000
 DAY_S = 86_400
 TOPICS = [b"camera-%d" % number for number in range(40)]
 FLOOR_S = 60.0
 EVENTS = (b"created", b"retrieved", b"released", b"collected")
-#: Of a hundred claims: not collected and there, not collected and overdue, collected and there, gone without a word.
+#: Of a hundred claims: in use; overdue; collected but the object still exists; not collected but the object is gone.
 LIVE, OVERDUE, UNDELETED, VANISHED = 5, 1, 1, 1
 
 
@@ -71,7 +71,7 @@ class Claims:
         return b"bench/%s/%s/%032x" % (TOPICS[number % len(TOPICS)], text, number)
 
     def events(self) -> tuple[Any, Any, Any]:
-        """(time, claim, event) of everything that happened, in order."""
+        """Return (time, claim, event) of all events, in order."""
         ended = np.flatnonzero(self.is_ended)
         every = np.arange(len(self.kind))
         times = [self.created_s, self.ended_s[ended] - 1, self.ended_s[ended] - 1, self.ended_s[ended]]
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--claims", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--keep", default="", help="a folder for the table and the report")
+    parser.add_argument("--keep", default="", help="folder for the table and the report; it is not removed")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="claims-audit-") as name:

@@ -1,9 +1,9 @@
-"""A million messages that expire within one second: how fast they go, and what a publisher notices meanwhile.
+"""Measures a million messages that expire within one second: the rate of removal, and a publisher's latency meanwhile.
 
     python bench/expiry.py [--messages 1000000]
 
-Messages get a `Nats-TTL` such that all fall due in the same second. From the first removal to the last the rate is
-taken from the stream's state; on another connection one publish after another is timed.
+Messages get a `Nats-TTL` such that all expire in the same second. The rate, from the first removal to the last, is
+computed from the stream's state; another connection measures the latency of one publish after another.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Peer:
 
 
 def fill(peer: Peer, count: int, started: float) -> None:
-    """Publish in chunks, each with the TTL that makes it end with all others."""
+    """Publish in chunks, each with the TTL that makes it expire together with all others."""
     sent = 0
     while sent < count:
         left = LIFE_S - int(time.monotonic() - started)
@@ -92,7 +92,7 @@ def measure(port: int, pid: int, count: int) -> None:
         first = first or (now if left < count else 0.0)
         last = now
     rate = count / max(last - first, 1e-9)
-    print(f"expired at {rate:,.0f}/s; publish p50/p99 ms: quiet {shown(quiet)}, meanwhile {shown(busy)}")
+    print(f"expired at {rate:,.0f}/s; publish p50/p99 ms: before {shown(quiet)}, during expiry {shown(busy)}")
 
 
 def timed(peer: Peer) -> float:

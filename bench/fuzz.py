@@ -1,4 +1,4 @@
-"""Goes on fuzzing by seed where `make test` ends: `make fuzz INPUTS=50000000`. Figures are kept in out/fuzz.json.
+"""Fuzzes with the seeds after those of `make test`: `make fuzz INPUTS=50000000`. Keeps figures in out/fuzz.json.
 
 python bench/fuzz.py --inputs 1000000 --only wire,leaf
 python bench/fuzz.py --replay wire:17:204
@@ -23,13 +23,13 @@ from tests.fuzz.target import Finding, run, shown  # noqa: E402
 from tests.fuzz.targets import TARGETS  # noqa: E402
 
 BATCH = 500
-#: Seeds below belong to `make test`.
+#: Lower seeds are those of `make test`.
 FIRST_SEED = 1_000
 SAVE_S = 10.0
 
 
 def fuzz(job: tuple[str, int]) -> tuple[str, int, float, str]:
-    """One batch: target, inputs, seconds of CPU, what was found."""
+    """Run one batch; return target, inputs, CPU seconds and findings."""
     name, seed = job
     begun = time.process_time()
     try:
@@ -48,11 +48,11 @@ def replay(what: str) -> None:
         if number == int(index):
             print(shown(case))
         check(case)
-    print("nothing wrong")
+    print("no finding")
 
 
 def jobs(figures: dict[str, Any], names: list[str]) -> Any:
-    """Batches for ever, each target as often as its part says."""
+    """Yield batches without end, each target in proportion to its share."""
     whole = sum(TARGETS[name][1] for name in names)
     while True:
         total = sum(figures["batches"].get(name, 0) for name in names) + 1
@@ -78,12 +78,14 @@ def save(path: Path, figures: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--inputs", type=int, default=50_000_000, help="together with what the figures hold")
-    parser.add_argument("--minutes", type=float, default=0, help="end after so long")
+    parser.add_argument(
+        "--inputs", type=int, default=50_000_000, help="total, including the runs that the figures record"
+    )
+    parser.add_argument("--minutes", type=float, default=0, help="stop after this many minutes (0: no limit)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default=",".join(TARGETS))
     parser.add_argument("--figures", type=Path, default=ROOT / "out" / "fuzz.json")
-    parser.add_argument("--replay", help="one input again: target:seed:index")
+    parser.add_argument("--replay", help="run one input again: target:seed:index")
     arguments = parser.parse_args()
     if arguments.replay:
         replay(arguments.replay)
@@ -119,7 +121,9 @@ def main() -> int:
 
 
 def limited(batches: Any, figures: dict[str, Any], inputs: int, begun: float, minutes: float) -> Any:
-    """Batches until there were enough inputs or the time is over. The pool asks for all at once, so it is held back."""
+    """Yield batches until there are enough inputs or the time is over, as fast as workers finish: the pool would
+    otherwise take all at once.
+    """
     given = sum(figures["inputs"].values())
     ahead = given
     for job in batches:

@@ -1,7 +1,7 @@
-"""Growth: does the ratio to the reference hold when there is much more of everything? (DESIGN.md, "Growth")
+"""Growth: does the ratio to nats-server stay the same with much more data? (DESIGN.md, "Growth")
 
-Each workload is measured on a server with little and on one with much; the second ratio may not be worse
-than the first. They take minutes and belong to `perf.py --growth`.
+Each workload is measured on a server with little data and on one with much; the second ratio must not be worse than
+the first. They take minutes and run with `perf.py --growth`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from load import CHUNK, Connection, publication, pump, repeat
 
-#: What one probe of a grown stream sends.
+#: Messages that one measurement of a grown stream sends.
 PROBE = 50_000
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A preparation in two sizes, and what is measured on top of each."""
+    """A preparation in two sizes, and the measurement after each."""
 
     name: str
     title: str
@@ -28,7 +28,7 @@ class Growth:
 
 
 def _publish(port: int, subjects: int, total: int) -> float:
-    """Messages on as many subjects, in turn, to the stream G; messages per second."""
+    """Publish messages to the stream G, on this many subjects in turn; return messages per second."""
     with Connection(port) as connection:
         reply = connection.inbox + b".a"
         chunks = (
@@ -58,7 +58,7 @@ def _add_consumers(port: int, consumers: int) -> None:
 
 
 def _measure_publish(port: int) -> float:
-    """Publishing to what is there; the same message again and again, so that only the server differs."""
+    """Measure publishing to the prepared stream; always the same message, so that only the server differs."""
     with Connection(port) as connection:
         reply = connection.inbox + b".a"
         chunk = b"".join(publication(b"G.%d" % i, b"x" * 128, reply) for i in range(CHUNK))
@@ -66,7 +66,7 @@ def _measure_publish(port: int) -> float:
 
 
 def _measure_get(port: int) -> float:
-    """Direct gets of the last message of 1,000 subjects."""
+    """Measure direct gets of the last message of 1,000 subjects."""
     with Connection(port) as connection:
         reply = connection.inbox + b".a"
         gets = b"".join(publication(b"$JS.API.DIRECT.GET.G.G.%d" % i, b"", reply) for i in range(CHUNK))

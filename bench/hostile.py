@@ -1,9 +1,9 @@
-"""What hostile peers cost those beside them: the attacks of tests/hostile in full, and how long a bystander waits.
+"""Measures how long an unrelated client waits during the attacks of tests/hostile, at full size.
 
     python bench/hostile.py [--scale 1.0] [--only slow,silent] [--rounds 3] [--nats-server PATH]
 
-Attackers and bystander are processes of their own. Quiet times and attacks take turns, so that what else the machine does
-falls on both. Figures go to out/hostile.json.
+Attackers and the unrelated client (the bystander) are separate processes. Quiet periods and attacks alternate, so that
+other load on the machine affects both. Figures go to out/hostile.json.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FLOOD = 8 * MIB
 
 @dataclass
 class Victim:
-    """The server as attackers know it; has what they use of a scene."""
+    """The server from the attackers' point of view: the attributes of a `Scene` that they use."""
 
     port: int
     pid: int
@@ -57,37 +57,40 @@ class Victim:
 
 ATTACKS: dict[str, tuple[str, Callable[[Any, float], Any]]] = {
     "slow": (
-        "500 of 1,000 who listen to a flood do not read",
+        "500 of 1,000 subscribers do not read while messages flood in",
         lambda v, s: attacks.slow_readers(v, int(500 * s), int(500 * s), 65_536, FLOOD),
     ),
-    "silent": ("10,000 connect and say nothing", lambda v, s: attacks.silent(v, int(10_000 * s))),
+    "silent": ("10,000 connections send nothing", lambda v, s: attacks.silent(v, int(10_000 * s))),
     "greeting": (
-        "1,000 begin a greeting of 60,000 bytes",
+        "1,000 connections send an incomplete CONNECT of 60,000 bytes",
         lambda v, s: attacks.silent(v, int(1_000 * s), b"CONNECT {" + b" " * 60_000),
     ),
-    "drip": ("500 send a byte a second", lambda v, s: attacks.dripping(v, int(500 * s), 1.0)),
-    "churn": ("20,000 come and go", lambda v, s: attacks.churn(v, int(20_000 * s))),
+    "drip": ("500 connections send a byte per second", lambda v, s: attacks.dripping(v, int(500 * s), 1.0)),
+    "churn": ("20,000 connections open and close", lambda v, s: attacks.churn(v, int(20_000 * s))),
     "churn1k": (
-        "1,000 a second come and go",
+        "1,000 connections per second open and close",
         lambda v, s: attacks.churn(v, int(10_000 * s), at_once=5, per_s=1_000),
     ),
     "malformed": (
-        "2,000 malformed greetings and lines",
+        "2,000 malformed CONNECTs and control lines",
         lambda v, s: attacks.malformed(v, max(1, int(100 * s))),
     ),
     "subs": ("64,000 subscriptions with wildcards", lambda v, s: attacks.subscriptions(v, int(64_000 * s))),
-    "pulls": ("20,000 pulls for everything", lambda v, s: attacks.pulls(v, max(600, int(20_000 * s)))),
+    "pulls": (
+        "20,000 pull requests for everything",
+        lambda v, s: attacks.pulls(v, max(600, int(20_000 * s))),
+    ),
 }
 
 
-#: What goes on without the attack, where that is not nothing.
+#: Activity during quiet periods, for attacks that need one.
 BASELINES: dict[str, Callable[[Any, float], Any]] = {
     "slow": lambda v, s: attacks.slow_readers(v, 0, int(1_000 * s), 65_536, FLOOD),
 }
 
 
 def attack(name: str, victim: Victim, scale: float, result: Any, quiet: bool) -> None:
-    """In a process of its own. Attackers have machines of their own: here they get what the others leave of this one."""
+    """Run an attack in a separate process, at low priority: real attackers would have their own machines."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     act = BASELINES[name] if quiet else ATTACKS[name][1]
     result.put(repr(asyncio.run(act(victim, scale)))[:300])
@@ -123,7 +126,7 @@ async def wait_for(process: Any) -> None:
 
 
 async def apart(bystander: Bystander, name: str, victim: Victim, scale: float, *, quiet: bool) -> str:
-    """Attack from another process while the bystander goes on; what the attackers heard."""
+    """Attack from another process while the bystander continues; return what the attackers received."""
     result: Any = multiprocessing.Queue()
     process = multiprocessing.Process(target=attack, args=(name, victim, scale, result, quiet))
     process.start()
@@ -132,7 +135,7 @@ async def apart(bystander: Bystander, name: str, victim: Victim, scale: float, *
 
 
 async def measure(name: str, victim: Victim, scale: float, rounds: int) -> dict[str, Any]:
-    """Quiet, attack, quiet, attack, ...; the waits in each, and what the server had in memory and open files."""
+    """Alternate quiet periods and attacks; return the waits in each, and the server's memory and open files."""
     bystander = await Bystander.arrive(victim.port)
     descriptors, quiet, busy, peak, heard = victim.descriptors(), [], [], 0, ""
     memory = victim.memory()
@@ -172,7 +175,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(ATTACKS))
-    parser.add_argument("--nats-server", default="", help="attack this reference server instead")
+    parser.add_argument("--nats-server", default="", help="attack this nats-server instead")
     parser.add_argument("--figures", type=Path, default=ROOT / "out" / "hostile.json")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {"load": os.getloadavg(), "scale": arguments.scale}

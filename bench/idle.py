@@ -1,9 +1,9 @@
-"""What idle connections cost: resident memory for each, and how much they slow down a publisher.
+"""Measures idle connections: resident memory of each, and how much they slow down a publisher.
 
     python bench/idle.py [--connections 5000] [--command 'headrace serve -a 127.0.0.1 -p {port}']
 
-The connections have said CONNECT and PING and hold one subscription, as a waiting client does. A publisher
-sends 128-byte messages through one subscriber, before and after they came.
+The connections have sent CONNECT and PING and have one subscription, like a waiting client. A publisher sends 128-byte
+messages to one subscriber, before and after they connect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def connect(port: int, more: bytes = b"") -> socket.socket:
-    """A client that has been greeted."""
+    """Connect a client and wait for the handshake."""
     client = socket.create_connection(("127.0.0.1", port), timeout=30)
     client.sendall(CONNECT + more + b"PING\r\n")
     seen = b""
@@ -40,7 +40,7 @@ def connect(port: int, more: bytes = b"") -> socket.socket:
 
 
 def wait_for(port: int) -> float:
-    """Seconds until the server accepts."""
+    """Return the seconds until the server accepts connections."""
     start = time.perf_counter()
     while True:
         try:
@@ -55,7 +55,7 @@ def rss(pid: int) -> int:
 
 
 def throughput(port: int, count: int) -> float:
-    """Messages a second through one subscriber."""
+    """Return the messages per second to one subscriber."""
     receiver, sender = connect(port, b"SUB idle.x 9\r\n"), connect(port)
     chunk = b"PUB idle.x 128\r\n%s\r\n" % (b"x" * 128) * 1000
     size = len(b"MSG idle.x 9 128\r\n\r\n") + 128
@@ -100,7 +100,9 @@ def main() -> None:
         each = (after - before) / given.connections / 1024
         print(f"{each:.2f} KiB for each of {given.connections} connections")
         beside = max(throughput(port, given.messages) for _ in range(given.rounds))
-        print(f"throughput alone {alone:,.0f}/s, beside them {beside:,.0f}/s: ratio {beside / alone:.2f}")
+        print(
+            f"throughput alone {alone:,.0f}/s, with idle connections {beside:,.0f}/s: ratio {beside / alone:.2f}"
+        )
         for client in idle:
             client.close()
     finally:

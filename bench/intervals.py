@@ -1,6 +1,6 @@
 """The statistics of `bench/ab.py`: a robust interval for the ratio of paired measurements, and its verdict.
 
-Takes the logarithms of the ratios NEW/OLD, one for each pair. Knows nothing of servers or workloads.
+Takes the logarithms of the ratios NEW/OLD, one for each pair. Must not know servers or workloads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Interval:
     high: float
 
     def verdict(self, margin: float = MARGIN) -> str:
-        """Judge a ratio of costs: the whole interval must lie beyond the margin to count as a difference."""
+        """Classify a ratio of costs: it is a difference only if the whole interval is beyond the margin."""
         if self.low > 1 + margin:
             return SLOWER
         if self.high < 1 / (1 + margin):
@@ -35,7 +35,7 @@ class Interval:
         return NO_DIFFERENCE
 
     def is_conclusive(self, margin: float = MARGIN) -> bool:
-        """Tell whether more pairs are pointless: the interval lies beyond the margin, or wholly within it."""
+        """Return whether more pairs are pointless: the interval is entirely beyond the margin, or entirely within it."""
         is_within = self.low >= 1 / (1 + margin) and self.high <= 1 + margin
         return is_within or self.verdict(margin) != NO_DIFFERENCE
 
@@ -44,7 +44,7 @@ def estimate(log_ratios: Sequence[float], confidence: float = CONFIDENCE) -> Int
     """Estimate the ratio by Hodges and Lehmann: the median of the means of all pairs of measurements.
 
     The interval inverts Wilcoxon's signed-rank test. It assumes no distribution but symmetry, which the alternating
-    order within pairs provides. Outliers widen it; they hardly move the estimate while fewer than a quarter.
+    order within pairs provides. Outliers widen it; they hardly move the estimate if they are fewer than a quarter.
     """
     if not log_ratios:
         return Interval(math.nan, 0.0, math.inf)
@@ -57,10 +57,10 @@ def estimate(log_ratios: Sequence[float], confidence: float = CONFIDENCE) -> Int
 
 
 def averages_to_drop(pairs: int, confidence: float) -> int | None:
-    """Count the averages that fall off each end of the interval; None where the pairs are too few for any.
+    """Return how many averages to drop at each end of the interval; None if there are too few pairs for an interval.
 
-    The largest k for which a signed-rank sum of at most k is no likelier than half of what the confidence
-    leaves. The distribution is exact: the number of sets of ranks with each sum.
+    This is the largest k for which the probability of a signed-rank sum of at most k does not exceed half of
+    (1 - confidence). The distribution is exact: the number of sets of ranks with each sum.
     """
     sums = [1]
     for rank in range(1, pairs + 1):

@@ -1,7 +1,6 @@
-"""The load generator: raw sockets and buffers built beforehand, so that it costs little, the same for both.
+"""The load generator: raw sockets and prebuilt buffers, so that it costs little, and the same for both servers.
 
-Knows the protocol, not the workloads. A server that has no answer to an API call yet is told apart from one
-that fails.
+Knows the protocol, not the workloads. Distinguishes a server that lacks an API call from one that fails.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class NotYet(Exception):
 
 
 class Refused(Exception):
-    """The server answered with an error."""
+    """The server replied with an error."""
 
 
 @dataclass
 class Section:
-    """A timed part of a workload: wall-clock seconds, and CPU seconds of the server where they are read."""
+    """A timed part of a workload: wall-clock seconds and, if measured, CPU seconds of the server."""
 
     operations: int
     seconds: float = 0.0
@@ -39,9 +38,7 @@ class Section:
 
 
 class Meter:
-    """Times the sections of workloads. The last section of a run is the one that its result is about; those
-    before it are preparation.
-    """
+    """Times the sections of workloads. The last section of a run is its result; those before it are preparation."""
 
     def __init__(self) -> None:
         self.read_cpu_s: Callable[[], float] = float
@@ -61,7 +58,7 @@ METER = Meter()
 
 
 class Connection:
-    """A client connection; answers to requests arrive on its own inbox."""
+    """A client connection; replies to its requests arrive on its own inbox."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -77,7 +74,7 @@ class Connection:
         self.line()  # the second INFO
 
     def line(self) -> bytes:
-        """The next control line; a PING is answered on the way."""
+        """Return the next control line, replying to PINGs before it."""
         while True:
             line, found, rest = self._buffer.partition(b"\r\n")
             if not found:
@@ -95,7 +92,7 @@ class Connection:
         self._buffer += data
 
     def message(self) -> tuple[bytes, bytes, bytes, bytes]:
-        """The next message: subject, reply, header block, payload."""
+        """Return the next message: subject, reply, header block, payload."""
         words = self.line().split()
         sizes = 2 if words[0] == b"HMSG" else 1
         total = int(words[-1])
@@ -107,7 +104,7 @@ class Connection:
         return words[1], reply, data[:header], data[header:]
 
     def request(self, subject: bytes, body: bytes = b"") -> tuple[bytes, bytes]:
-        """The header block and payload of the answer."""
+        """Send a request; return header block and payload of the reply."""
         self._requests += 1
         reply = b"%s.%d" % (self.inbox, self._requests)
         self.socket.sendall(b"PUB %s %s %d\r\n%s\r\n" % (subject, reply, len(body), body))
@@ -134,13 +131,13 @@ class Connection:
         return answer
 
     def stream(self, name: str, **config: Any) -> None:
-        """A new stream that captures `name.>`."""
+        """Create a stream that captures `name.>`."""
         with contextlib.suppress(Refused):
             self.api(f"STREAM.DELETE.{name}")
         self.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
 
     def consumer(self, stream: str, name: str = "", **config: Any) -> dict[str, Any]:
-        """A consumer: durable with a name, ephemeral without."""
+        """Create a consumer: durable if it has a name, otherwise ephemeral."""
         subject = f"CONSUMER.DURABLE.CREATE.{stream}.{name}" if name else f"CONSUMER.CREATE.{stream}"
         durable = {"durable_name": name} if name else {}
         return self.api(subject, {"stream_name": stream, "config": {**durable, **config}}, timeout_s=3)
@@ -161,7 +158,7 @@ class Connection:
 
 
 def publication(subject: bytes, payload: bytes, reply: bytes = b"", header: bytes = b"") -> bytes:
-    """The bytes of a PUB or HPUB."""
+    """Encode a PUB or HPUB."""
     if not header:
         return b"PUB %s %s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
     total = len(header) + len(payload)
@@ -169,7 +166,7 @@ def publication(subject: bytes, payload: bytes, reply: bytes = b"", header: byte
 
 
 def header(**fields: object) -> bytes:
-    """A header block; underscores in names stand for dashes."""
+    """Encode a header block; underscores in names become dashes."""
     lines = b"".join(
         b"%s: %s\r\n" % (k.replace("_", "-").encode(), str(v).encode()) for k, v in fields.items()
     )
@@ -177,8 +174,8 @@ def header(**fields: object) -> bytes:
 
 
 class Counter:
-    """Counts a token in what arrives on sockets, on a thread of its own; fails early when a server reports
-    an error.
+    """Counts a token in the bytes received on sockets, on a separate thread; fails early if a server reports an
+    error.
     """
 
     def __init__(self, connections: Iterable[Connection], token: bytes, wanted: int) -> None:
@@ -217,7 +214,7 @@ class Counter:
         for thread in self._threads:
             thread.join(timeout_s)
         if self.failure or self.count < self.wanted:
-            raise Refused(self.failure or f"only {self.count} of {self.wanted} came back")
+            raise Refused(self.failure or f"only {self.count} of {self.wanted} replies arrived")
 
 
 def pump(
@@ -230,7 +227,7 @@ def pump(
     per_chunk: int = CHUNK,
     window: int = 20_000,
 ) -> float:
-    """Send chunks, at most `window` tokens ahead of what came back; the seconds until all came back."""
+    """Send chunks, at most `window` tokens ahead of the replies; return the seconds until all replies arrived."""
     with METER.section(wanted) as section:
         counter = Counter(list(receivers) or [sender], token, wanted)
         expected = 0
@@ -249,7 +246,7 @@ def repeat(chunk: bytes, times: int) -> Iterator[bytes]:
 
 
 def median_s(action: Callable[[], object], times: int, warm: int = 50) -> float:
-    """The median duration of an action, in seconds."""
+    """Return the median duration of an action, in seconds."""
     for _ in range(warm):
         action()
     durations = []

@@ -1,11 +1,11 @@
-"""Runs nats-py's own test suite against ours and against the reference, and compares.
+"""Runs nats-py's own test suite against Headrace and against nats-server, and compares the results.
 
     python bench/natspy.py --suite PATH [--server ours|reference|both] [-k EXPRESSION] [--json
     FILE]
 
-PATH is a checkout of nats.py or a bare git directory of it; it is exported into a temporary folder and
-nothing of it is kept. The suite starts `nats-server` by name: a two-line wrapper of that name on PATH
-stands in for it. It uses fixed ports (4222 and up), so nothing else may listen there meanwhile.
+PATH is a checkout of nats.py or its bare git directory; it is exported into a temporary folder that is removed
+afterwards. The suite starts `nats-server` by name: a two-line wrapper of that name on PATH replaces it. It uses fixed
+ports (4222 and up), so no other process may listen there meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Outcomes = dict[str, str]
 
 
 def export(suite: Path, folder: Path) -> Path:
-    """The `nats` package of a checkout or bare repository, with its tests, in a folder of its own."""
+    """Export the `nats` package of a checkout or bare repository, with its tests, to a new folder."""
     if (suite / "nats" / "tests").is_dir():
         shutil.copytree(suite / "nats", folder / "nats")
     else:
@@ -41,7 +41,7 @@ def export(suite: Path, folder: Path) -> Path:
 
 
 def stand_in(folder: Path, server: str) -> Path:
-    """A folder with an executable called nats-server, to be put on PATH."""
+    """Create a folder for PATH with an executable named nats-server."""
     folder.mkdir()
     program = folder / "nats-server"
     source = Path(__file__).parent.parent / "src"  # not the suite's own packages
@@ -53,7 +53,7 @@ def stand_in(folder: Path, server: str) -> Path:
 
 
 def run(suite: Path, server: str, expression: str, timeout_s: int) -> Outcomes:
-    """The outcome of each test: passed, failed or skipped."""
+    """Return the outcome of each test: passed, failed or skipped."""
     with tempfile.TemporaryDirectory(prefix="natspy-") as temporary:
         folder = Path(temporary)
         package = export(suite, folder)
@@ -101,7 +101,7 @@ def show(results: dict[str, Outcomes]) -> None:
     if len(results) == 2:
         ours, reference = results["ours"], results["reference"]
         worse = [test for test, outcome in reference.items() if outcome == "passed" != ours.get(test)]
-        print(f"passed on the reference but not on ours: {len(worse)}")
+        print(f"passed on nats-server but not on Headrace: {len(worse)}")
         print("\n".join(f"  {test}" for test in worse))
 
 
@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("--suite", type=Path, required=True, help="checkout or bare git directory of nats.py")
     parser.add_argument("--server", choices=["ours", "reference", "both"], default="ours")
     parser.add_argument("-k", dest="expression", default="", help="pytest's selection of tests")
-    parser.add_argument("--timeout", type=int, default=60, help="seconds a test")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds per test")
     parser.add_argument("--json", type=Path, help="file for the outcomes")
     options = parser.parse_args()
     servers = ["reference", "ours"] if options.server == "both" else [options.server]

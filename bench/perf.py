@@ -1,10 +1,11 @@
-"""`make bench`: ours and nats-server side by side on this machine, in one run; a ratio above 1 means ours
-is ahead.
+"""`make bench`: compares the speed of Headrace ("ours") and nats-server on this machine.
+
+A ratio above 1 means that Headrace is faster.
 
     perf.py [--only NAME,...] [--scale 1.0] [--rounds 3] [--growth] [--json FILE] [--ours CMD] [--peer CMD]
 
-Both servers run on loopback and are warmed; each workload is run in turn on each, and the best round of each
-side counts. What ours cannot do yet is shown as "not yet". CMD has {port} and {dir}.
+Both servers run on loopback and are warmed up; each workload runs on both in turn, and the best round of each side
+counts. A workload that Headrace cannot run yet is shown as "not yet". CMD contains {port} and {dir}.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ COMMANDS = {
 }
 SYNC_CONF = 'jetstream {{ store_dir: "{dir}/store", sync_interval: always }}\n'
 NOT_YET = "not yet"
-#: One publish in flight: how much longer than the disk's own sync it may take, in microseconds (floor, goal).
+#: One publish in flight: microseconds that it may take in addition to the disk's own sync (floor, goal).
 SYNC1_OVERHEAD_US = (300, 150)
 
-#: The two servers and the load generator keep about this many processes running; more is somebody else.
+#: The two servers and the load generator keep about this many processes running; a higher load is other work.
 BUSY_LOAD = 3.0
 
 Result = dict[str, Any]
@@ -64,7 +65,7 @@ class Server:
         self._wait()
 
     def kill(self) -> None:
-        """End the process as a crash does; `start` runs it again on the same store."""
+        """Kill the process, as in a crash; `start` starts it again on the same store."""
         self.process.kill()
         self.process.wait()
 
@@ -115,12 +116,12 @@ class Bench:
     def server(self, side: str) -> Server:
         if side not in self.servers:
             self.servers[side] = Server(self.commands[side])
-            with contextlib.suppress(Exception):  # warmed as far as it goes
+            with contextlib.suppress(Exception):  # an error shows again in the workloads
                 publish(self.servers[side].port, 20 if side != "peer_sync" else 1, 128)
         return self.servers[side]
 
     def compare(self, workload: Workload) -> Result:
-        """The best of the rounds of each side, taken in turn."""
+        """Run rounds on both sides in turn; return the best of each side."""
         best: Result = {}
         for _ in range(self.rounds):
             if (
@@ -146,7 +147,7 @@ class Bench:
             return 0.0
 
     def grow(self, growth: Growth) -> Result:
-        """The ratio with little and with much, each on servers of its own."""
+        """Measure the ratio with little and with much data, each on new servers."""
         result: Result = {}
         for size in (growth.little, max(growth.little + 1, int(growth.much * self.scale))):
             rates: dict[str, Any] = {}
@@ -171,7 +172,7 @@ def _result(ours: Any, peer: Any) -> Result:
 
 
 def fdatasync_us(folder: str) -> float:
-    """What the disk itself needs to make an overwritten block durable: median, in microseconds."""
+    """Return how long the disk itself takes to make an overwritten block durable: median, in microseconds."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"\0" * (1 << 20))
         os.fsync(file.fileno())
@@ -213,7 +214,7 @@ def show_sync1(result: Result, sync_us: float) -> None:
     overhead = 1e6 / result["ours"] - sync_us
     floor, goal = SYNC1_OVERHEAD_US
     verdict = "goal" if overhead <= goal else "floor" if overhead <= floor else "BELOW"
-    verdict = verdict if overhead > 0 else "unclear, the disk was busy with other work"
+    verdict = verdict if overhead > 0 else "inconclusive, the disk was busy with other work"
     print(f"{'':12} fdatasync {sync_us:.0f} us + {overhead:.0f} us (floor {floor}, goal {goal}): {verdict}")
 
 
@@ -228,11 +229,13 @@ def show_growth(growth: Growth, result: Result) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--scale", type=float, default=1.0, help="more or less work in each round")
+    parser.add_argument("--only", default="", help=f"workloads, separated by commas: {', '.join(WORKLOADS)}")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the work in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--growth", action="store_true", help="the long ones: 10 M messages, 1 M subjects, 1,000 consumers"
+        "--growth",
+        action="store_true",
+        help="run the long workloads: 10 M messages, 1 M subjects, 1,000 consumers",
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
     for side, command in COMMANDS.items():
@@ -252,7 +255,7 @@ def run(options: argparse.Namespace, bench: Bench) -> Result:
             show_sync1(results[name], results[name]["fdatasync_us"])
     load = os.getloadavg()[0]
     if load > BUSY_LOAD:
-        print(f"load average {load:.1f}: other work ran on this machine; these figures are no verdict")
+        print(f"load average {load:.1f}: other work ran on this machine, so these figures are not conclusive")
     memory = {side: round(server.resident_mib()) for side, server in bench.servers.items()}
     print(f"resident MiB: {memory}")
     return {**results, "resident_mib": memory, "load": load}

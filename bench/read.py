@@ -1,8 +1,8 @@
-"""How fast a store is read as Arrow: `python bench/read.py [--messages N] [--size BYTES] [--json]`.
+"""Measures how fast a store is read as Arrow: `python bench/read.py [--messages N] [--size BYTES] [--json]`.
 
-A store is made on real files, then read through `headrace.read` as pandas, polars, DuckDB or Spark would do;
-the best of a few rounds counts, because the machine has other things to do. Rates are given by the clock and by
-the processor time spent, which says more on a busy machine.
+Creates a store on real files and reads it with `headrace.read` as pandas, polars, DuckDB or Spark would do; the best of
+a few rounds counts, because other processes disturb them. Rates are given by wall-clock time and by CPU time, which is
+more reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WallClock:
 
 
 def fill(root: Path, messages: int, size: int) -> None:
-    """A stream S of that many messages, committed in ticks of a thousand."""
+    """Create a stream S with that many messages, committed a thousand at a time."""
     disk = FileDisk(root)
     store = Store.open(disk, WallClock())
     log = store.create("S")
@@ -70,7 +70,7 @@ WAYS: dict[str, Callable[[Path], int]] = {
 
 
 def measure(root: Path, messages: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Million messages a second, and a second of processor time, for each way of reading."""
+    """Return million messages per second, and per second of CPU time, for each way of reading."""
     found = {}
     for name, way in WAYS.items():
         wall = spent = 0.0
@@ -102,7 +102,7 @@ def main() -> None:
         print(json.dumps(found))
     else:
         for name, (wall, spent) in found.items():
-            print(f"{name:34} {wall:6.2f} M messages/s, {spent:6.2f} a second of processor time")
+            print(f"{name:34} {wall:6.2f} M messages/s, {spent:6.2f} M per second of CPU time")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 server used is read from its process clock.
 
 The clock (`clock_gettime` of another process) counts all threads in nanoseconds. User and system time are not
-told apart: the kernel divides them by sampling at its tick, which is too coarse for slices this short.
+separated: Linux does that by sampling at its tick, which is too coarse for slices this short.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from workloads import (
     publish_to_streams,
 )
 
-#: Chunks of 16 KiB messages that a new server stores first: its journal files exist then and are used again,
-#: which costs far less than to make them.
+#: Chunks of 16 KiB messages that a new server stores first, so that its journal files exist: reusing them costs far
+#: less than creating them.
 WARM_UP_CHUNKS = 12
-#: A server is idle when it used less than this in an interval; what it does before counts for its slice.
+#: A server is idle when it used less than this in an interval; work before that counts for its slice.
 IDLE_S, IDLE_INTERVAL_S, IDLE_TIMEOUT_S = 0.0002, 0.005, 0.5
 
 
 @dataclass(frozen=True)
 class Slices:
-    """How a workload is cut. A slice of `scale` lasts 0.1 to 0.3 s on a quiet machine; each server runs `each`
+    """How a workload is divided. A slice of `scale` lasts 0.1 to 0.3 s on a quiet machine; each server runs `each`
     slices in a pair, after one that does not count. `alone`: on servers that run nothing else.
     """
 
@@ -53,7 +53,7 @@ class Slices:
 
 @dataclass
 class Sample:
-    """What one server did in its slices of a pair."""
+    """The measurements of one server in its slices of a pair."""
 
     cpu_s: float = 0.0
     seconds: float = 0.0
@@ -74,12 +74,12 @@ class Sample:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of all threads of a process so far (see clock_getcpuclockid(3))."""
+    """Return the CPU seconds of all threads of a process so far (see clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def settled_cpu_s(pid: int) -> float:
-    """Wait until a process is idle, so that work it has put off is counted, and read its CPU seconds."""
+    """Wait until a process is idle, so that its deferred work is counted, and return its CPU seconds."""
     deadline = time.monotonic() + IDLE_TIMEOUT_S
     used = cpu_s(pid)
     while time.monotonic() < deadline:
@@ -91,7 +91,7 @@ def settled_cpu_s(pid: int) -> float:
 
 
 def cores() -> tuple[set[int], set[int]]:
-    """The cores for the server and for the load generator; the same ones where there is only one."""
+    """Return the cores for the server and for the load generator; the same if there is only one."""
     every = sorted(os.sched_getaffinity(0))
     return set(every[:-1] or every), {every[-1]}
 
@@ -104,7 +104,7 @@ def pin(pid: int, to: set[int]) -> None:
 
 @contextlib.contextmanager
 def servers(checkouts: list[Checkout], hash_seed: int) -> Iterator[list[Server]]:
-    """Start new servers at the same time, and pin them and this thread to cores of their own."""
+    """Start new servers at the same time, and pin them and this thread to separate cores."""
     everywhere = os.sched_getaffinity(0)
     for_server, for_load = cores()
     with ThreadPoolExecutor(len(checkouts)) as pool:
@@ -125,7 +125,7 @@ def warm_up(server: Server, scale: float) -> None:
 
 
 def sample(slices: Slices, pair: list[Server], scale: float, first: int) -> list[Sample]:
-    """Run a workload on a pair of servers, in the order ABBA from the given one on; one sample a server."""
+    """Run a workload on a pair of servers, in the order ABBA beginning with the given one; return one sample per server."""
     samples = [Sample() for _ in pair]
     for server in pair:
         slices.prepare(server, scale)
@@ -146,7 +146,7 @@ def run_slice(slices: Slices, server: Server, scale: float) -> float:
 
 
 def restart(server: Server, scale: float = 1.0) -> float:
-    """Start a server again after a kill; starts per second of wall-clock time."""
+    """Start a server again after a kill; return starts per second of wall-clock time."""
     server.kill()
     METER.read_cpu_s = float
     with METER.section(1) as section:
@@ -156,19 +156,19 @@ def restart(server: Server, scale: float = 1.0) -> float:
 
 
 def recover(server: Server, scale: float) -> float:
-    """Restart after a kill, with messages that no checkpoint has seen."""
+    """Restart after a kill, with messages that no checkpoint contains."""
     publish(server.port, max(1, int(500 * scale)), 128)
     return restart(server)
 
 
 def over_the_wire(name: str, scale: float) -> Slices:
-    """Cut a workload of `make bench` into slices, or `acks`."""
+    """Divide a workload of `make bench`, or `acks`, into slices."""
     workload = WORKLOADS.get(name) or Workload(name, acks)
     return Slices(lambda server, size: workload.run(server.port, size), workload.title, scale)
 
 
 def reading(name: str, chunks: int, read: Callable[[int, int], float], each: int = 4) -> Slices:
-    """Cut a workload that reads what was stored before: it is stored once, and each slice reads it all.
+    """Divide a workload that reads a stream: the stream is stored once, and each slice reads all of it.
 
     Reading a stream that was just written costs more or less, depending on how far its blocks have been flushed. The
     stream is kept well below the store's block cache (32 MiB): near that size servers showed two cost levels, probably
@@ -188,7 +188,7 @@ def stored(chunks: int, scale: float) -> int:
     return max(1, int(chunks * scale)) * CHUNK
 
 
-#: Every workload of `make bench` but `sync_always`, which differs from `pub128` on the other server only.
+#: Every workload of `make bench` except `sync_always`, which differs from `pub128` only on the other server.
 SCALES = {
     "core": 1.0,
     "fanout": 0.5,

@@ -1,8 +1,8 @@
-"""Runs the kernel under AddressSanitizer and UndefinedBehaviorSanitizer: `make sanitize MINUTES=10`.
+"""Runs the compiled core under AddressSanitizer and UndefinedBehaviorSanitizer: `make sanitize MINUTES=10`.
 
-The kernel is built in a copy of the sources below out/sanitize; the normal build is not touched. First come the unit
-tests of the kernel and the store, then fuzz targets by seed, from where out/sanitize/figures.json ends. Needs gcc with
-its sanitizer libraries. The first report of a sanitizer ends the run.
+Builds the compiled core in a copy of the sources below out/sanitize; the normal build is not touched. Runs the unit
+tests of the compiled core and the store, then fuzz targets by seed, continuing after those in
+out/sanitize/figures.json. Needs gcc with its sanitizer libraries. The first report of a sanitizer ends the run.
 
 python bench/sanitize.py --minutes 10 --only disk,replies
 """
@@ -27,7 +27,7 @@ FIGURES = PLACE / "figures.json"
 TESTS = ("tests/unit/_native", "tests/unit/storage", "tests/unit/reader/test_read.py")
 FLAGS = "-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so.6")
-#: The part of the time each target gets: what reads bytes by address gets most.
+#: Share of the time of each target: those that read bytes by address get most.
 TARGETS = {
     "wire": 0.12,
     "headers": 0.08,
@@ -39,20 +39,20 @@ TARGETS = {
     "disk": 0.4,
 }
 BATCH = 100
-#: Seeds below belong to `make test` and to `make fuzz`.
+#: Lower seeds are those of `make test` and `make fuzz`.
 FIRST_SEED = 10_000_000
 WORKERS = 2
 
 
 def build() -> Path:
-    """Copy the sources and build the kernel there; the folder to import from."""
+    """Copy the sources and build the compiled core there; return the folder to import from."""
     ignored = shutil.ignore_patterns("*.so", "*.c", "__pycache__", "*.egg-info")
     for each in (PLACE / "src").rglob("*.py*"):
-        each.unlink()  # what is built stays: only sources that changed are built again
+        each.unlink()  # built modules stay: only changed sources are built again
     shutil.copytree(ROOT / "src", PLACE / "src", ignore=ignored, dirs_exist_ok=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, PLACE / name)
-    # Little is gained by -O3 here, and building takes minutes.
+    # -O3 gains little here and takes minutes to build.
     (PLACE / "setup.py").write_text((ROOT / "setup.py").read_text().replace("-O3", "-O1"))
     environment = {**os.environ, "CFLAGS": FLAGS, "LDFLAGS": FLAGS}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--parallel", "2"]
@@ -65,7 +65,7 @@ def build() -> Path:
 
 
 def environment(source: Path) -> dict[str, str]:
-    """What a process needs in which the sanitized kernel runs."""
+    """Return the environment of a process that runs the sanitized core."""
     found = [
         subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip() for name in LIBRARIES
     ]
@@ -80,14 +80,14 @@ def environment(source: Path) -> dict[str, str]:
 
 
 def run_tests(env: dict[str, str]) -> bool:
-    """Run the unit tests; the pure twin of the store's is skipped, since nothing of it is compiled."""
+    """Run the unit tests; those of the pure version are skipped, since nothing in it is compiled."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "--timeout", "900", *TESTS]
     command += ["--deselect", "tests/unit/storage/test_pure_python.py"]
     return subprocess.run(command, cwd=ROOT, env=env).returncode == 0
 
 
 def fuzz(env: dict[str, str], minutes: float, names: str) -> bool:
-    """Fuzz in several processes until the time is over, or a process ends early."""
+    """Fuzz in several processes until the time is over or a process ends early."""
     figures = load()
     first = figures["next_seed"]
     command = [sys.executable, __file__, "--minutes", str(minutes), "--only", names, "--worker"]
@@ -113,7 +113,7 @@ def load() -> dict[str, Any]:
 
 
 def note(figures: dict[str, Any], lines: list[str]) -> bool:
-    """Count what a worker fed; False, and what it was at is printed, if it did not come to its end."""
+    """Count a worker's inputs; if it ended early, print its current batch and return False."""
     begun = ""
     for line in lines:
         kind, _, rest = line.partition(" ")
@@ -127,18 +127,18 @@ def note(figures: dict[str, Any], lines: list[str]) -> bool:
         else:
             print(line)
     if begun:
-        print(f"a process ended at {begun}; again: --again {begun}")
+        print(f"a process ended early in batch {begun}; run it again with --again {begun}")
     return not begun
 
 
 def work(seed: int, minutes: float, names: list[str]) -> int:
-    """Feed batches until the time is over, each target as long as its part says."""
+    """Feed batches until the time is over, each target in proportion to its share."""
     from tests.fuzz.target import Finding, run
     from tests.fuzz.targets import TARGETS as STARTS
 
     from headrace._native import records
 
-    assert str(PLACE) in str(records.__file__), f"this is not the sanitized kernel: {records.__file__}"
+    assert str(PLACE) in str(records.__file__), f"this is not the sanitized core: {records.__file__}"
     spent = dict.fromkeys(names, 0.0)
     until = time.monotonic() + 60 * minutes
     while time.monotonic() < until:
@@ -157,10 +157,10 @@ def work(seed: int, minutes: float, names: list[str]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10, help="of fuzzing, after the tests")
-    parser.add_argument("--only", default=",".join(TARGETS), help="fuzz targets")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes of fuzzing, after the tests")
+    parser.add_argument("--only", default=",".join(TARGETS), help="fuzz targets, separated by commas")
     parser.add_argument("--skip-tests", action="store_true")
-    parser.add_argument("--again", help="one batch of a target again: target:seed")
+    parser.add_argument("--again", help="run one batch of a target again: target:seed")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker is not None:
@@ -171,7 +171,7 @@ def main() -> int:
         command = [sys.executable, __file__, "--minutes", "0.0001", "--only", name, "--worker", seed]
         return subprocess.run(command, cwd=ROOT, env=env).returncode
     good = (arguments.skip_tests or run_tests(env)) and fuzz(env, arguments.minutes, arguments.only)
-    print("nothing found" if good else "FOUND SOMETHING")
+    print("no finding" if good else "FAILED: see the report above")
     return 0 if good else 1
 
 

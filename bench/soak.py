@@ -1,10 +1,12 @@
-"""Hours at half of the peak, with everything at once: memory and file descriptors stay flat, and nothing is lost.
+"""Soak test: all features at once, for hours, at half of the peak rate.
+
+Memory and file descriptors must not grow, and nothing may be lost.
 
     python bench/soak.py [--minutes 120] [--figures out/soak.json]
 
-A work queue is published, consumed and acknowledged at half of the rate that was reached in the first seconds; beside it
-go messages with a TTL, atomic batches with a mirror of their stream, a bucket and claims. Everything that was acknowledged
-is accounted for at the end. Memory, descriptors and the size on disk are sampled all along.
+A work queue is published, consumed and acknowledged at half of the rate that was reached in the first seconds; at the
+same time there are messages with a TTL, atomic batches with a mirror of their stream, a bucket and claims. At the end
+everything that was acknowledged is checked. Memory, descriptors and the size on disk are sampled during the run.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ TTL_S = 5
 SAMPLE_S = 2.0
 PAYLOAD = b"x" * 112
 STEP_S = 0.02
-#: Longer than that nobody should have to wait for an answer, even where the disk is shared.
+#: Timeout of a request; generous, because the disk may be shared.
 PATIENCE_S = 60.0
-#: The publisher waits for a reader that is so far behind.
+#: The publisher waits when the reader is this many messages behind.
 BACKLOG_MAX = 10_000
 CHUNK = 500
 PULL = 2_000
@@ -44,7 +46,7 @@ FRAME = b"PUB work answers.%d %d\r\n%010d %b\r\n"
 
 
 class Soak:
-    """One run: workers until `going` ends, what they did and what they miss."""
+    """One run: the workers, their counters, and what they found to be lost."""
 
     def __init__(self, url: str, pid: int, folder: Path) -> None:
         self.url, self.pid, self.folder = url, pid, folder
@@ -74,7 +76,7 @@ class Soak:
                 if task.done():
                     task.result()
                 else:
-                    self.lost.append(f"{worker.__name__} did not come to an end")
+                    self.lost.append(f"{worker.__name__} did not finish")
         finally:
             for task in tasks:
                 task.cancel()
@@ -100,7 +102,7 @@ class Soak:
         self.bucket = await js.create_key_value(bucket="soak", history=3)
 
     async def _work(self) -> None:
-        """Publish numbers, each with an answer of its own; first as fast as they are consumed, then half as fast."""
+        """Publish numbers, each with its own reply subject; first as fast as they are consumed, then half as fast."""
         self._wire = wire = await Wire.connect(self.url, self._answered)
         wire.send(b"SUB answers.* 1\r\n")
         begun, sent, first = time.monotonic(), 0, 0
@@ -128,7 +130,7 @@ class Soak:
     def _answered(self, words: list[bytes], data: bytes) -> None:
         number = int(words[1][8:])
         if b'"seq"' not in data:
-            self.lost.append(f"{number} was refused: {data!r}")
+            self.lost.append(f"message {number} was rejected: {data!r}")
         self.done["acknowledged"] += 1
         if number in self._early:
             self._early.discard(number)
@@ -136,7 +138,7 @@ class Soak:
             self._numbers.add(number)
 
     async def _consume(self) -> None:
-        """Pull, look at and acknowledge what was published; one pull is always open."""
+        """Pull, check and acknowledge what was published; one pull request is always open."""
         config = {"durable_name": "WORKER", "ack_policy": "explicit", "max_ack_pending": 20_000}
         await self.js.api_request(
             "CONSUMER.DURABLE.CREATE.WORK.WORKER", {"stream_name": "WORK", "config": config}
@@ -164,7 +166,7 @@ class Soak:
     def _got(self, words: list[bytes], data: bytes) -> None:
         number, _, payload = data.partition(b" ")
         if payload != PAYLOAD:
-            self.lost.append(f"{number!r} came as {data!r}")
+            self.lost.append(f"message {number!r} was delivered as {data!r}")
         self._acks.append(b"PUB %b 4\r\n+ACK\r\n" % words[3])
         self.done["consumed"] += 1
         if int(number) in self._numbers:
@@ -184,7 +186,7 @@ class Soak:
         while self.going:
             ack = await self.js.publish_batch([("batches", b"%d" % number) for number in range(10)])
             if ack.count != 10:
-                self.lost.append(f"a batch of 10 has {ack.count}")
+                self.lost.append(f"the ack of a batch of 10 has count {ack.count}")
             self.done["batches"] += 1
             await asyncio.sleep(0.1)
 
@@ -218,7 +220,7 @@ class Soak:
             for message in await reader.fetch(1, timeout=PATIENCE_S):
                 await claims.consumer.handle(message, work)
             if got != [data]:
-                self.lost.append(f"claim {number} did not come back as it was")
+                self.lost.append(f"claim {number} was resolved to other bytes")
             self.done["claims"] += 1
             if number % 10 == 9:
                 await claims.collector.collect()
@@ -237,27 +239,30 @@ class Soak:
             await asyncio.sleep(SAMPLE_S)
 
     async def _account(self) -> None:
-        """Whatever was acknowledged has been consumed, expired or copied."""
+        """Check that everything acknowledged was consumed, has expired or was copied."""
         if self._numbers or self._early:
             self.lost.append(
-                f"{len(self._numbers)} of the work never came, {len(self._early)} came without an ack"
+                f"{len(self._numbers)} acknowledged messages were never delivered, "
+                f"{len(self._early)} delivered messages were never acknowledged"
             )
         if self.done["consumed"] < self.done["acknowledged"]:
             self.lost.append(
-                f"{self.done['acknowledged'] - self.done['consumed']} acknowledged and not consumed"
+                f"{self.done['acknowledged'] - self.done['consumed']} messages acknowledged but not consumed"
             )
         await asyncio.sleep(TTL_S + 4)
         left = (await self.js.stream_info("SHORT")).state.messages
         if left:
-            self.lost.append(f"{left} messages outlived their TTL")
+            self.lost.append(f"{left} messages still exist after their TTL")
         batches, copy = [(await self.js.stream_info(name)).state for name in ("BATCHES", "COPY")]
         if (batches.last_seq, batches.messages) != (copy.last_seq, copy.messages):
-            self.lost.append(f"the mirror has {copy}, its origin {batches}")
+            self.lost.append(f"the mirror has {copy}, its upstream {batches}")
         if batches.last_seq != self.done["batches"] * 10:
-            self.lost.append(f"{self.done['batches']} batches of 10 made {batches.last_seq} messages")
+            self.lost.append(
+                f"{self.done['batches']} batches of 10 were acknowledged, but there are {batches.last_seq} messages"
+            )
 
     def _wait_s(self, share: float) -> float:
-        """How long such a share of the messages with a TTL waited for their answer at most."""
+        """Return this quantile of the ack latency of messages with a TTL."""
         return sorted(self.waits)[min(int(len(self.waits) * share), len(self.waits) - 1)]
 
     def figures(self, minutes: float) -> dict[str, Any]:
@@ -281,7 +286,7 @@ class Soak:
 
 
 def slope(samples: list[tuple[float, int, int, int]]) -> float:
-    """Bytes a second, as a line through all samples has it."""
+    """Return the growth in bytes per second: the slope of a line through all samples."""
     if len(samples) < 3:
         return 0.0
     return statistics.linear_regression([s[0] for s in samples], [s[1] for s in samples]).slope
@@ -298,7 +303,7 @@ def main() -> int:
             soak = Soak(running.url, running.process.pid, folder)
             try:
                 asyncio.run(soak.run(arguments.minutes))
-            except Exception as error:  # what was seen until then is worth keeping
+            except Exception as error:  # the results so far are still reported
                 soak.lost.append(f"ended early: {type(error).__name__}: {error}")
             figures = soak.figures(arguments.minutes)
     arguments.figures.parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""A NATS client that costs little: what it sends is made in one piece, what comes is handed on without an object each.
+"""A NATS client with little overhead: it sends prebuilt bytes and creates no object per received message.
 
-For loads that are to wear out the server and not the client beside it.
+For load tests in which the server, not the client, is to be the bottleneck.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-#: What a message is handed on as: the words of its line, its payload. One with a status has none.
+#: Callback for a message: the words of its control line, and its payload (none if it has a status).
 Hear = Callable[[list[bytes], bytes], None]
 
 

@@ -1,13 +1,14 @@
-"""How fast streams are copied: within a server and across a leafnode connection, ours and nats-server in one run.
+"""Measures how fast streams are copied within a server and across a leafnode connection, with Headrace ("ours") and
+nats-server in one run.
 
     sourcing.py [--messages 100000] [--size 128] [--rounds 3] [--json FILE]
 
-Rows: a mirror that catches up with a full stream on the same server; sources that catch up by an ephemeral and by a
-durable consumer (ours: server-managed; what acknowledges is the answer to flow control, so the ratio says what being
-durable costs); a mirror across a leafnode connection, for each pairing of origin and copy. Best round of each.
+Rows: a mirror that catches up with a full stream on the same server; sources that catch up with an ephemeral and with a
+durable consumer (ours: server-managed; flow-control replies acknowledge messages, so the ratio shows the cost of
+durability); a mirror across a leafnode connection, for each combination of servers. The best round of each counts.
 
-Rates are messages a second; beside them stands the CPU time a message took in the servers, in microseconds, which says
-more where the machine is busy with other things.
+Rates are messages per second. The CPU time per message in the servers, in microseconds, is more reliable on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def free_port() -> int:
 
 
 class Figures(NamedTuple):
-    """Messages a second, and CPU microseconds a message in all servers that took part."""
+    """Messages per second, and CPU microseconds per message in all servers involved."""
 
     rate: float
     cpu_us: float
@@ -51,14 +52,14 @@ class Running(NamedTuple):
     pid: int
 
     def cpu_s(self) -> float:
-        """What the process has used so far."""
+        """Return the CPU time that the process has used so far."""
         words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
 def server(kind: str, domain: str, leafnodes: str = "") -> Iterator[Running]:
-    """A server in a temporary folder."""
+    """Run a server in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="sourcing-") as folder:
         port, path = free_port(), Path(folder)
         (path / "server.conf").write_text(
@@ -88,7 +89,7 @@ def wait(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def copied(servers: list[Running], messages: int, **config: Any) -> Figures:
-    """How a new stream on the last server gets everything; the time begins with the first copy."""
+    """Create a stream on the last server and wait until it has everything; timing starts with the first copy."""
     with Connection(servers[-1].port) as connection:
         before = sum(each.cpu_s() for each in servers)
         start = begun = time.perf_counter()
@@ -114,7 +115,7 @@ def best(rounds: int, servers: list[Running], messages: int, **config: Any) -> F
 
 
 def within(kind: str, messages: int, size: int, rounds: int) -> dict[str, Figures]:
-    """Copies on one server."""
+    """Measure copies on one server."""
     with server(kind, "ONE") as one:
         publish(one.port, messages // CHUNK, size)
         rows = {"mirror": best(rounds, [one], messages, mirror={"name": "B"})}
@@ -126,7 +127,7 @@ def within(kind: str, messages: int, size: int, rounds: int) -> dict[str, Figure
 
 
 def across(origin: str, copy: str, messages: int, size: int, rounds: int) -> Figures:
-    """A mirror on a server that dialled the origin's."""
+    """Measure a mirror on a server that connects to the upstream's server as a leafnode."""
     port = free_port()
     with (
         server(origin, "UP", f"leafnodes {{ listen: '127.0.0.1:{port}' }}") as upper,
@@ -165,7 +166,7 @@ def main() -> None:
     print(f"{'':28} {'ours':>10} {'peer':>10} {'ratio':>6}   {'CPU ours':>9} {'peer':>9} {'ratio':>6}")
     ours, peer = within("ours", *shape), within("peer", *shape)
     rows = {name: row(name, ours[name], peer[name]) for name in ("mirror", "source")}
-    rows["durable"] = row("durable against ephemeral", ours["durable"], ours["source"])
+    rows["durable"] = row("durable / ephemeral", ours["durable"], ours["source"])
     base = across("peer", "peer", *shape)
     for origin, copy in (("ours", "ours"), ("ours", "peer"), ("peer", "ours")):
         rows[f"leaf_{origin}_{copy}"] = row(

@@ -1,8 +1,10 @@
-"""How fast Spark reads and writes streams: `python bench/spark.py [--only direct,wire,...] [--messages N] [--json]`.
+"""Measures how fast Spark reads and writes streams.
 
-Each figure is the best of a few rounds on `local[2]`, with the server on the same machine, because the machine has other
-things to do. Rows are sequence, time, subject and 128 bytes of payload, unless all columns are meant. Reading the same
-rows from Parquet stands beside the direct path as the limit.
+python bench/spark.py [--only direct,wire,...] [--messages N] [--json]
+
+Each figure is the best of a few rounds on `local[2]`, with the server on the same machine. Rows are sequence, time,
+subject and 128 bytes of payload, except where all columns are read. Reading the same rows from Parquet is the upper
+limit for the direct path.
 """
 
 from __future__ import annotations
@@ -62,14 +64,14 @@ def session(folder: Path) -> SparkSession:
 
 
 class Rate(NamedTuple):
-    """Messages a second: by the clock, and by the processor time spent, as if both cores had been free for it."""
+    """Messages per second by wall-clock time, and by CPU time, as if both cores had been free."""
 
     clock: float
     cores: float
 
 
 def rate(count: int, rounds: int, work: Callable[[], Any]) -> Rate:
-    """The best rates of a few rounds; what JVM, workers and server spend together counts as processor time."""
+    """Return the best rates of a few rounds; CPU time is that of JVM, workers and server together."""
     clock = cores = 0.0
     for _ in range(rounds):
         started, before = time.perf_counter(), sum(_ticks(0))
@@ -86,7 +88,7 @@ def fill_store(root: Path, messages: int) -> None:
     log = store.create("S")
     subjects = [b"orders.%d" % n for n in range(200)]
     for _ in range(messages // 1000):
-        # Random, because Parquet would otherwise read next to nothing.
+        # Random, because Parquet would otherwise compress it to almost nothing.
         noise = os.urandom(128_000)
         tick = [(subjects[n % 200], b"", noise[n * 128 : (n + 1) * 128]) for n in range(1000)]
         log.append_many(tick, time.time_ns())
@@ -122,7 +124,7 @@ def direct(spark: SparkSession, folder: Path, messages: int, rounds: int) -> dic
 
 
 def fill_server(link: BlockingConnection, messages: int) -> None:
-    """In windows: nats-server drops what comes faster than it stores, when nobody asks for acknowledgements."""
+    """Publish in windows: without acks, nats-server drops messages that arrive faster than it stores them."""
     frame = b"PUB s.%d 128\r\n" + PAYLOAD + b"\r\n"
     for start in range(0, messages, 5000):
         link.send(b"".join(frame % (n % 100) for n in range(start, start + 5000)))
@@ -175,7 +177,7 @@ def sink(spark: SparkSession, kind: str, folder: Path, messages: int, rounds: in
 
 
 def latency(spark: SparkSession, kind: str) -> dict[str, float]:
-    """Milliseconds from a publish to its row in foreachBatch (median), and percent of a core while nothing comes."""
+    """Measure milliseconds from a publish to its row in foreachBatch (median), and percent of a core while idle."""
     server, link = served(kind)
     delays: list[float] = []
 
@@ -195,7 +197,7 @@ def latency(spark: SparkSession, kind: str) -> dict[str, float]:
         for n in range(60):
             payload = b"%f" % time.time()
             link.send(b"PUB s.%d %d\r\n%s\r\n" % (n, len(payload), payload))
-            # The first ones wait for each other: they meet a cold engine, and are not counted.
+            # The first ones are sent one after the other and not counted: Spark is still warming up.
             while n < WARM and len(delays) <= n:
                 time.sleep(0.01)
             time.sleep(0.25)
@@ -213,7 +215,7 @@ def latency(spark: SparkSession, kind: str) -> dict[str, float]:
 
 
 def idle_percent(seconds: float, server: int) -> tuple[float, float]:
-    """What this process's children spend meanwhile: all but the server, and the server."""
+    """Return the CPU use of this process's children meanwhile: all except the server, and the server."""
     before = _ticks(server)
     threading.Event().wait(seconds)
     after = _ticks(server)
@@ -230,7 +232,7 @@ def _ticks(server: int) -> tuple[int, int]:
         except OSError:
             continue
         pid = int(stat.parent.name)
-        # With what children spent that have ended: Spark's workers come and go.
+        # Including children that have ended: Spark's workers start and stop.
         parents[pid], spent[pid] = int(fields[1]), sum(int(each) for each in fields[11:15])
 
     def ours(pid: int) -> bool:
@@ -247,14 +249,16 @@ def _ticks(server: int) -> tuple[int, int]:
 def judged(found: Rate, floor: int) -> str:
     if found.clock >= floor:
         return "met"
-    # Processor time supposes that no process ever waits for another, so it shows what is possible and proves nothing.
-    return "missed by the clock, possible by processor time" if found.cores >= floor else "missed"
+    # CPU time assumes that no process waits for another, so it shows only what is possible.
+    return "missed by wall-clock time, possible by CPU time" if found.cores >= floor else "missed"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="direct,wire,sink,latency")
-    parser.add_argument("--messages", type=int, default=0, help="instead of what each figure uses by itself")
+    parser.add_argument(
+        "--messages", type=int, default=0, help="messages per figure, instead of the defaults"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -279,7 +283,7 @@ def main() -> None:
     for what, value in found.items():
         if isinstance(value, Rate):
             floor = FLOORS.get(what)
-            shown = f"{value.clock:>12,.0f} by the clock {value.cores:>12,.0f} by processor time"
+            shown = f"{value.clock:>12,.0f} by wall-clock time {value.cores:>12,.0f} by CPU time"
             verdict = "" if floor is None else f"  (floor {floor:,}: {judged(value, floor)})"
         else:
             shown, verdict = f"{value:>12,.1f}", ""

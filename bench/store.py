@@ -1,7 +1,7 @@
-"""How fast and how small the store is: `python bench/store.py [name ...]`; without names all are measured.
+"""Measures speed and memory of the store: `python bench/store.py [name ...]`; without names, everything.
 
-Each measurement runs in a process of its own on real files, so that memory is measured clean; the best of a
-few rounds counts, because the machine has other things to do.
+Each measurement runs in a separate process on real files, so that they do not affect each other's memory; the best of a
+few rounds counts, because other processes disturb them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WallClock:
 
 
 class Bench:
-    """A store on real files, and a core thread that runs completions when it has time."""
+    """A store on real files; this thread is the core's and runs completions when it waits."""
 
     def __init__(self, root: Path, options: StoreOptions) -> None:
         self.posted: deque[Callable[[], None]] = deque()
@@ -51,13 +51,13 @@ class Bench:
             time.sleep(0)
 
     def tick(self) -> None:
-        """The frame before must be durable before this one leaves; meanwhile the next was filled."""
+        """Wait until the previous frame is durable, then submit this one; it was filled meanwhile."""
         self.wait()
         if self.store.dirty:
             self.store.commit()
 
     def commit(self) -> float:
-        """Seals now and waits; returns the seconds it took."""
+        """Commit the open frame and wait; return the seconds it took."""
         started = time.perf_counter()
         self.tick()
         self.wait()
@@ -85,7 +85,7 @@ def best(rounds: int, measure: Callable[[], float]) -> float:
 
 
 def rss_bytes() -> int:
-    """What this process holds of memory of its own, without mapped files."""
+    """Return the resident memory of this process without mapped files."""
     status = Path("/proc/self/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return int(fields["RssAnon"].split()[0]) * 1024
@@ -98,7 +98,7 @@ def fill(log: StreamLog, count: int, subject: bytes, now: int) -> None:
 
 
 def append_rate() -> dict[str, float]:
-    """128 B messages in ticks of 2,000, the next tick filled while the last is being written."""
+    """Append 128 B messages in ticks of 2,000; a tick is filled while the previous one is written."""
     with bench() as made:
         log = made.store.create("S")
         made.commit()
@@ -115,7 +115,7 @@ def append_rate() -> dict[str, float]:
 
 
 def dirty_streams() -> dict[str, float]:
-    """Ticks of 2,000 messages, all to one stream or two to each of 1,000."""
+    """Commit ticks of 2,000 messages, all to one stream or two to each of 1,000."""
     with bench() as made:
         logs = [made.store.create(f"S{number}") for number in range(1_000)]
         made.commit()
@@ -135,12 +135,12 @@ def dirty_streams() -> dict[str, float]:
     return {
         "tick of 2,000 messages, one stream, ms": one * 1e3,
         "tick of 2,000 messages, 1,000 streams, ms": many * 1e3,
-        "1,000 dirty streams cost, times one": many / one,
+        "cost of 1,000 dirty streams, relative to one": many / one,
     }
 
 
 def write_millions(root: Path, count: int, subjects: int) -> None:
-    """In a process that ends without a word, so that opening is a recovery and not a clean start."""
+    """Write in a process that exits without closing the store, so that opening it is a recovery."""
     made = Bench(root, StoreOptions())
     log = made.store.create("S")
     names = [b"devices.%07d.state" % number for number in range(subjects)]
@@ -165,12 +165,12 @@ def prepare(folder: Path, count: int, subjects: int) -> Path:
 
 
 def reopened(root: Path) -> tuple[float, int, float]:
-    """Seconds to recover, bytes resident without mapped files, seconds of a clean start after it."""
+    """Return the seconds of a recovery, the resident bytes without mapped files, the seconds of a clean start after it."""
     before = rss_bytes()
     with bench(root=root) as made:
         log = made.store.logs["S"]
         if log.messages < MILLION or log.get(log.last_seq) is None:
-            raise SystemExit(f"{log.messages} messages were found")
+            raise SystemExit(f"wrong number of messages after recovery: {log.messages}")
         recovered_s = made.opened_s
         resident = rss_bytes() - before
     with bench(root=root) as made:
@@ -178,18 +178,18 @@ def reopened(root: Path) -> tuple[float, int, float]:
 
 
 def recovery() -> dict[str, float]:
-    """10 million messages of 128 B on 1,000 subjects."""
+    """Recover 10 million messages of 128 B on 1,000 subjects."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=os.environ.get("BENCH_DIR")) as folder:
         seconds, resident, clean_s = reopened(prepare(Path(folder), 10 * MILLION, 1_000))
     return {
         "recovery of 10 M messages after a kill, s": seconds,
-        "opening 10 M messages after a clean end, s": clean_s,
-        "resident bytes a message at 10 M": resident / (10 * MILLION),
+        "opening 10 M messages after a clean shutdown, s": clean_s,
+        "resident bytes per message at 10 M": resident / (10 * MILLION),
     }
 
 
 def subjects() -> dict[str, float]:
-    """A million subjects against one, at two million messages."""
+    """Compare the memory of a million subjects with that of one, for two million messages."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=os.environ.get("BENCH_DIR")) as folder:
         roots = [prepare(Path(folder), 2 * MILLION, count) for count in (1, MILLION)]
         sizes = []
@@ -201,11 +201,11 @@ def subjects() -> dict[str, float]:
                 check=True,
             )
             sizes.append(int(done.stdout))
-    return {"resident bytes a subject at 1 M": (sizes[1] - sizes[0]) / MILLION}
+    return {"resident bytes per subject at 1 M": (sizes[1] - sizes[0]) / MILLION}
 
 
 class Commits(NamedTuple):
-    """Of each commit: seconds until durable, and seconds the core's own thread worked since the last one."""
+    """For each commit: seconds until durable, and seconds of work on the core's thread since the previous one."""
 
     waits: list[float]
     works: list[float]
@@ -216,7 +216,7 @@ def p99_ms(times: list[float]) -> float:
 
 
 def commits(made: Bench, log: StreamLog, count: int, meanwhile: Callable[[], None]) -> Commits:
-    """Commits of 50 messages, one every two milliseconds, and something else to do meanwhile."""
+    """Commit 50 messages every two milliseconds, and call `meanwhile` before each."""
     done = Commits([], [])
     for _ in range(count):
         meanwhile()
@@ -232,7 +232,7 @@ def commits(made: Bench, log: StreamLog, count: int, meanwhile: Callable[[], Non
 
 
 def compaction() -> dict[str, float]:
-    """The 99th percentile of a commit, at rest and while segments are merged; the best of eight rounds."""
+    """Measure the 99th percentile of a commit, without and during compaction; the best of eight rounds."""
     options = StoreOptions(segment_bytes=4 << 20, checkpoint_bytes=32 << 20)
     with bench(options) as made:
         other, log = made.store.create("SPARSE"), made.store.create("S")
@@ -252,10 +252,10 @@ def compaction() -> dict[str, float]:
     waits = [min(p99_ms(each.waits) for each in rounds) for rounds in (quiet, busy)]
     works = [min(p99_ms(each.works) for each in rounds) for rounds in (quiet, busy)]
     return {
-        "commit p99 at rest, ms": waits[0],
+        "commit p99 without compaction, ms": waits[0],
         "commit p99 while compacting, ms": waits[1],
         "compaction adds to p99, ms": waits[1] - waits[0],
-        "compaction adds to the core's work a commit, p99, ms": works[1] - works[0],
+        "compaction adds to the core's work per commit, p99, ms": works[1] - works[0],
     }
 
 

@@ -1,7 +1,7 @@
 """The workloads of `make bench`: what is measured, its floor and its goal (DESIGN.md, "Speed and size to
 reach").
 
-Each takes a port and a scale and gives operations per second; the ratio of ours to the reference is what
+Each takes a port and a scale and returns operations per second; the ratio of Headrace to nats-server is what
 counts.
 """
 
@@ -29,13 +29,13 @@ from load import (
 )
 
 Run = Callable[[int, float], float]
-#: How an ack subject begins in what a server sends.
+#: Beginning of an ack subject in a server's output.
 ACK = b" $JS.ACK."
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A measurement. `against` names the reference's variant; a latency workload measures 1/seconds."""
+    """A measurement. `against` is the variant of nats-server; a latency workload measures 1/seconds."""
 
     name: str
     run: Run
@@ -168,7 +168,7 @@ def pub_ttl(port: int, scale: float) -> float:
 
 @workload("kv_put", 1.0, 1.5)
 def kv_put(port: int, scale: float) -> float:
-    """Durable put as a key-value bucket does it: 1,000 keys, one value each."""
+    """Durable put as in a key-value bucket: 1,000 keys, one value each."""
     bucket = {"max_msgs_per_subject": 1, "allow_rollup_hdrs": True, "deny_delete": True, "allow_direct": True}
     return publish(port, int(200 * scale), 128, **bucket)
 
@@ -201,7 +201,7 @@ def sync1(port: int, scale: float) -> float:
 
 @workload("sync_always", 20, 40, against="peer_sync")
 def sync_always(port: int, scale: float) -> float:
-    """Durable publish, 128 bytes, when the reference syncs each message too (sync_interval: always)."""
+    """Durable publish, 128 bytes, when nats-server syncs each message too (sync_interval: always)."""
     return publish(port, max(1, int(20 * scale)), 128)
 
 
@@ -279,7 +279,7 @@ def pull(port: int, scale: float) -> float:
 
 
 def _deliveries(connection: Connection, count: int) -> list[bytes]:
-    """The ack subjects of the next messages; statuses are passed over."""
+    """Return the ack subjects of the next messages, skipping statuses."""
     replies: list[bytes] = []
     while len(replies) < count:
         _, reply, _, _ = connection.message()
@@ -304,7 +304,7 @@ def kv_get(port: int, scale: float) -> float:
 
 @workload("direct_batch")
 def direct_batch(port: int, scale: float) -> float:
-    """Batched direct get, 1,000 messages a request, as a reader over the wire does it."""
+    """Batched direct get, 1,000 messages per request, as the direct-get reader does it."""
     total = int(200 * scale) * CHUNK
     publish(port, total // CHUNK, 128, allow_direct=True)
     return get_batches(port, total)
@@ -338,7 +338,7 @@ def source(port: int, scale: float) -> float:
 
 @workload("source_durable")
 def source_durable(port: int, scale: float) -> float:
-    """The same with a durable consumer; to be compared with `source`, of which it may lose a tenth."""
+    """The same with a durable consumer; it may be up to a tenth slower than `source`."""
     total = int(200 * scale) * CHUNK
     publish(port, total // CHUNK, 128)
     how = {"deliver_subject": "sourced", "ack_policy": "flow_control", "flow_control": True}
@@ -349,7 +349,7 @@ def source_durable(port: int, scale: float) -> float:
 
 
 def catch_up(port: int, total: int, config: dict[str, Any]) -> float:
-    """How fast stream M, which copies another, gets to its messages."""
+    """Return the rate at which stream M copies another stream."""
     with Connection(port) as connection:
         with contextlib.suppress(Refused):
             connection.api("STREAM.DELETE.M")
@@ -367,13 +367,13 @@ def _wait_for_copies(connection: Connection, total: int) -> None:
         if not copied and waited > 10:
             raise NotYet("copying")
         if waited > 120:
-            raise AssertionError(f"{copied} of {total} were copied in {waited:.0f} s")
+            raise AssertionError(f"only {copied} of {total} messages were copied in {waited:.0f} s")
         time.sleep(0.005)
 
 
 @workload("streams1000", 1.0, 2)
 def streams1000(port: int, scale: float) -> float:
-    """1,000 streams, each gets every thousandth message; 10 messages/s each are 10,000/s in all."""
+    """Publish to 1,000 streams in turn; 10 messages/s each are 10,000/s in total."""
     create_streams(port)
     rate = publish_to_streams(port, scale)
     with Connection(port) as connection:

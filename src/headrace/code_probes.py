@@ -1,7 +1,7 @@
 """Probes: marks on branches that are rarely taken, so that a test campaign can prove that it took them.
 
 Owns the count of each. `sometimes("name")` costs an entry in a dictionary and must not stand where every message passes.
-There is no list of names: whoever wants all of them looks for the calls in the source. Knows nothing above it.
+There is no list of names: tests find the calls in the source. Knows nothing above it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A broker inside this process: `async with headrace.Server(store_dir=...) as server`.
 
-Owns how the parts of a server are assembled, started and stopped, in any running event loop. `headrace serve` is this
-with a process around it. It must not know signals, command lines or the protocol.
+Owns how the parts of a server are assembled, started and stopped, in any running event loop. `headrace serve` runs it
+as a process. It must not know signals, command lines or the protocol.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace import COMPATIBLE_VERSION, __version__
 from headrace._native import describe_core
 from headrace.auth.authenticator import Authenticator
 from headrace.broker import SYSTEM, Accounts, Timers
+from headrace.broker.commit.disk_backpressure import combine_backpressure
 from headrace.clock import SystemClock
 from headrace.config.options import ANY_PORT, OptionsError, ServerOptions, from_keywords, is_loopback
 from headrace.deprecation import RenamedAttribute
@@ -26,18 +27,20 @@ from headrace.net.account_setup import AccountSetup
 from headrace.net.info import make_server_id
 from headrace.net.internal_client import make_internal_credentials
 from headrace.net.listener import Listener
-from headrace.net.listener_profile import format_address, make_bind_error
+from headrace.net.listener_profile import format_address
 from headrace.net.logs import SILENT_LOGGER, Logger
 from headrace.net.pid_files import PidAndPortsFiles
 from headrace.net.reload import find_restart_only_changes, merge_options, recheck_connection
 from headrace.net.timer_driver import TimerDriver
 from headrace.net.tls_context import make_server_context, make_tls_context
+from headrace.net.virtual_time import VirtualTime
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import AccountJetStream
     from headrace.claims.collector_service import CollectorService
     from headrace.monitor.http_listeners import MonitorPorts
     from headrace.monitor.varz import ServerStats
+    from headrace.net.client_backpressure import DiskPressure
     from headrace.net.leafnode.leafnode_listener import LeafnodeListener
     from headrace.sim import SimClock
 
@@ -51,7 +54,7 @@ class Server:
     `store_dir` enables durable streams. `options` sets all of them at once, with the command line's defaults.
 
     `clock="virtual"` stops the broker's time until `advance` moves it, so that expiry by age or TTL and redeliveries
-    happen at once. Connections use real time: nobody times out meanwhile.
+    happen at once. Connections use real time, so clients do not time out meanwhile.
     """
 
     hub = RenamedAttribute("router")
@@ -76,17 +79,20 @@ class Server:
                 settings["store_dir"] = str(Path(store_dir))
             options = from_keywords(**settings)
         elif settings or store_dir is not None:
-            raise OptionsError("give either options=... or single settings, not both")
+            raise OptionsError("use either options=... or keyword settings, not both")
         options.check()
         self.options = options
         self.server_id = make_server_id()
         self.server_name = options.server_name or self.server_id
         self._log = log
-        self._virtual_clock = _make_virtual_clock() if clock == "virtual" else None
-        self.timers = Timers(self._virtual_clock or SystemClock())
+        virtual_clock = _make_virtual_clock() if clock == "virtual" else None
+        self.timers = Timers(virtual_clock or SystemClock())
         self._authenticator = Authenticator(options)
         self.accounts = Accounts(self._get_system_account())
         self.router = self.accounts.main.router
+        self._virtual_time = (
+            VirtualTime(virtual_clock, self.timers, self.accounts) if virtual_clock is not None else None
+        )
         self._account_setup = AccountSetup(self.accounts, self.timers, self.server_name, log)
         self._pid_files = PidAndPortsFiles(options)
         self._monitor_ports: MonitorPorts | None = None
@@ -101,7 +107,7 @@ class Server:
     async def start(self) -> None:
         """Start accepting clients; raise OptionsError if something prevents it. A server starts only once."""
         if self._listener is not None or self._stopped.is_set():
-            raise RuntimeError("a server starts only once: make another one")
+            raise RuntimeError("a server can be started only once: create a new Server")
         self._log_startup()
         tls = make_server_context(self.options)
         self._start_ns = self.now_ns()
@@ -112,13 +118,16 @@ class Server:
             self._collector_service = self._make_collector_service()
             await self._start_leafnodes()
             await self._start_monitors(tls)
+            websocket_url = self.listener.websocket_url
             self._pid_files.write(
-                nats=[self.url], monitoring=self._monitor_urls(), websocket=self._websocket_urls()
+                nats=[self.url],
+                monitoring=self._monitor_urls(),
+                websocket=[websocket_url] if websocket_url else [],
             )
         except BaseException:
             await self.stop()
             raise
-        if self._virtual_clock is None:
+        if self._virtual_time is None:
             self._timer_driver = TimerDriver(self.timers, asyncio.get_running_loop())
         if self._collector_service is not None:
             self._collector_service.start()
@@ -168,14 +177,13 @@ class Server:
         tls_files = options.websocket.tls
         websocket_tls = make_tls_context(tls_files) if tls_files.cert else None
         for name in sorted(find_restart_only_changes(self.options, options)):
-            self._log.warn(f"A changed {name} takes effect after a restart")
+            self._log.warn(f"The change of {name} requires a restart")
         merged_options = merge_options(self.options, options)
         self._account_setup.apply(merged_options, authenticator)
         self.options = merged_options
-        previous_auth, listener.authenticator = listener.authenticator, authenticator
+        previous_auth = listener.registry.authenticator
         authenticator.internal_secret = previous_auth.internal_secret
-        listener.reconfigure(self.options, tls, websocket_tls)
-        self._watch_backpressure(listener)
+        listener.reconfigure(self.options, authenticator, self._get_disk_backpressure(), tls, websocket_tls)
         self._log.debug_enabled, self._log.trace_enabled = options.debug, options.trace
         for connection in list(listener.connections.values()):
             recheck_connection(connection, authenticator, previous_auth)
@@ -199,7 +207,7 @@ class Server:
     def listener(self) -> Listener:
         """The listener for clients, with their connections."""
         if self._listener is None:
-            raise RuntimeError("the server does not run: start() it first")
+            raise RuntimeError("the server is not running: call start() first")
         return self._listener
 
     @property
@@ -227,24 +235,9 @@ class Server:
 
     async def advance(self, duration: Duration) -> None:
         """Let time pass on a virtual clock; everything that falls due meanwhile has happened on return."""
-        clock = self._virtual_clock
-        if clock is None:
-            raise RuntimeError('real time cannot be advanced: make the server with clock="virtual"')
-        end_ns = clock.now_ns() + parse_duration_ns(duration)
-        while (deadline_ns := self.timers.next_deadline()) is not None and deadline_ns <= end_ns:
-            clock.advance(max(deadline_ns - clock.now_ns(), 0))
-            self.timers.run_due()
-            await self._wait_until_quiescent()
-        clock.advance(end_ns - clock.now_ns())
-        await self._wait_until_quiescent()
-
-    async def _wait_until_quiescent(self) -> None:
-        """Wait until recent changes are durable and their replies are sent."""
-        await asyncio.sleep(0)
-        # Poll: the store has a single commit callback, and the broker uses it.
-        while any(not jetstream.is_quiescent for jetstream in self.accounts.jetstreams()):  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        if self._virtual_time is None:
+            raise RuntimeError('advance() requires a virtual clock: create the server with clock="virtual"')
+        await self._virtual_time.advance(parse_duration_ns(duration))
 
     def leafz_entries(self) -> list[dict[str, Any]]:
         """Return the leafnode connections, with the fields of the monitoring page."""
@@ -259,8 +252,9 @@ class Server:
         from headrace.monitor.varz import ServerStats
 
         listener, monitors = self.listener, self._monitor_ports
+        registry, backpressure = listener.registry, listener.backpressure
         ports = monitors.get_ports() if monitors is not None else {}
-        in_msgs, in_bytes, out_msgs, out_bytes = listener.get_traffic()
+        in_msgs, in_bytes, out_msgs, out_bytes = registry.get_traffic()
         return ServerStats(
             server_id=self.server_id,
             server_name=self.server_name,
@@ -270,16 +264,16 @@ class Server:
             https_port=ports.get("https", 0),
             start_ns=self._start_ns,
             now_ns=self.now_ns(),
-            connections=len(listener.connections),
-            total_connections=listener.total_connections,
+            connections=len(registry.connections),
+            total_connections=registry.total_connections,
             subscriptions=self.accounts.subscriptions,
             in_msgs=in_msgs,
             in_bytes=in_bytes,
             out_msgs=out_msgs,
             out_bytes=out_bytes,
-            slow_consumers=listener.slow_consumers,
+            slow_consumers=backpressure.slow_consumers,
             leafnodes=len(self.leafz_entries()),
-            stale_connections=listener.stale_connections,
+            stale_connections=registry.stale_connections,
             page_counts=monitors.get_page_counts() if monitors is not None else {},
         )
 
@@ -294,48 +288,24 @@ class Server:
             log.warn(f"Listening on {options.host or 'all addresses'!r} without authentication")
 
     async def _start_listener(self, tls: ssl.SSLContext | None) -> None:
-        options = self.options
         listener = Listener(
             self.accounts,
-            options,
+            self.options,
             authenticator=self._authenticator,
             tls=tls,
+            disk=self._get_disk_backpressure(),
             log=self._log,
             server_id=self.server_id,
             server_name=self.server_name,
         )
-        try:
-            await listener.start()
-        except OSError as error:
-            raise make_bind_error(options.host, options.port, "-p", error) from error
+        await listener.start()
         self._listener = listener
-        self._watch_backpressure(listener)
         self._start_system_service(listener)
-        self._log.info(f"Listening for client connections on {format_address(options.host, listener.port)}")
-        if tls is not None:
-            self._log.info("TLS required for client connections")
 
     async def _start_websocket(self) -> None:
         settings = self.options.websocket
-        if not settings.port:
-            return
-        tls = make_tls_context(settings.tls) if settings.tls.cert else None
-        try:
-            await self.listener.start_websocket(tls)
-        except OSError as error:
-            host = settings.host or self.options.host
-            raise make_bind_error(host, settings.port, "websocket { port }", error) from error
-        for url in self._websocket_urls():
-            self._log.info(f"Listening for websocket clients on {url}")
-
-    def _websocket_urls(self) -> list[str]:
-        settings = self.options.websocket
-        if not settings.port:
-            return []
-        scheme = "wss" if settings.tls.cert else "ws"
-        return [
-            f"{scheme}://{format_address(settings.host or self.options.host, self.listener.websocket_port)}"
-        ]
+        if settings.port:
+            await self.listener.start_websocket(make_tls_context(settings.tls) if settings.tls.cert else None)
 
     def _start_system_service(self, listener: Listener) -> None:
         """Start the services of the system account, and publish connects and disconnects there."""
@@ -343,32 +313,20 @@ class Server:
 
         system_service = SystemAccountService(self)
         system_service.subscribe()
-        self._account_setup.on_new_account = system_service.add_account
-        listener.observer = system_service
+        self._account_setup.observer = system_service
+        listener.registry.observer = system_service
 
     def _get_system_account(self) -> str:
         trust = self._authenticator.operator_trust
         return (trust.system_account if trust is not None else self.options.system_account) or SYSTEM
 
-    def _watch_backpressure(self, listener: Listener) -> None:
-        """Pause publishers while the disk of any account cannot keep up.
-
-        The check runs after each chunk, so a single account is asked directly.
-        """
-        jetstreams = list(self.accounts.jetstreams())
-        for jetstream in jetstreams:
-            jetstream.disk_backpressure.on_low(listener.resume_if_paused)
-        if len(jetstreams) == 1:
-            listener.is_disk_backlogged = jetstreams[0].disk_backpressure.is_high
-        else:
-            listener.is_disk_backlogged = lambda: any(
-                jetstream.disk_backpressure.is_high() for jetstream in jetstreams
-            )
+    def _get_disk_backpressure(self) -> DiskPressure:
+        """Return the backpressure of the disks of all accounts."""
+        return combine_backpressure([jetstream.disk_backpressure for jetstream in self.accounts.jetstreams()])
 
     async def _start_leafnodes(self) -> None:
         """Listen for leafnode connections, and dial the configured remotes."""
-        leafnode_options = self.options.effective_leafnodes
-        if not leafnode_options.enabled:
+        if not self.options.effective_leafnodes.enabled:
             return
         from headrace.net.leafnode.leafnode_listener import LeafnodeListener
 
@@ -377,15 +335,10 @@ class Server:
             self.options,
             server_id=self.server_id,
             server_name=self.server_name,
-            client_listener=self.listener,
+            clients=self.listener.context,
             log=self._log,
         )
-        try:
-            await self._leafnodes.start()
-        except OSError as error:
-            raise make_bind_error(
-                self._leafnodes.host, leafnode_options.port, "leafnodes { port }", error
-            ) from error
+        await self._leafnodes.start()
 
     @property
     def leafnode_port(self) -> int:
@@ -399,13 +352,15 @@ class Server:
             from headrace.claims import ClaimError, load_all
             from headrace.claims.collector_service import CollectorService
         except ModuleNotFoundError as error:
-            raise OptionsError(f"claims need {error.name}: pip install 'headrace[claims]'") from error
+            raise OptionsError(
+                f"claims require the package {error.name}: pip install 'headrace[claims]'"
+            ) from error
         try:
             configs = load_all(self.options.claims)
         except ClaimError as error:
-            raise OptionsError(f"claims cannot be collected: {error}") from error
+            raise OptionsError(f"cannot start the claims collector: {error}") from error
         names = ", ".join(config.namespace for config in configs)
-        self._log.info(f"Collecting the claims of {names}")
+        self._log.info(f"Collecting claims of namespaces: {names}")
         return CollectorService(configs, self._log.warn, **make_internal_credentials(self.listener))
 
     async def _start_monitors(self, tls: ssl.SSLContext | None) -> None:

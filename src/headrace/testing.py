@@ -47,7 +47,7 @@ class HostedServer:
     @property
     def server(self) -> Server:
         if self._server is None:
-            raise RuntimeError("the server does not run: start() it first")
+            raise RuntimeError("the server is not running: call start() first")
         return self._server
 
     @property

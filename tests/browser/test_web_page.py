@@ -53,7 +53,9 @@ class Site:
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     SHOTS.mkdir(parents=True, exist_ok=True)
     async with (
-        headrace.Server(store_dir=tmp_path, http_port=-1, http_admin_token=TOKEN) as server,
+        headrace.Server(
+            store_dir=tmp_path, http_port=-1, http_admin_token=TOKEN, server_name="mill-1"
+        ) as server,
         async_playwright() as playwright,
     ):
         client = await nats.connect(server.url, name="<i>client</i>")
@@ -72,6 +74,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 async def test_numbers_move_while_messages_flow(site: Site) -> None:
     async with site.page(viewport={"width": 1200, "height": 800}) as page:
         flow = asyncio.create_task(_flow(site.js))
+        await expect(page.locator("#server")).to_contain_text("mill-1 · version ")
         row = page.get_by_role("row", name="ORDERS")
         await expect(row).to_be_visible()
         before = await row.inner_text()

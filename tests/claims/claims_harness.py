@@ -12,17 +12,19 @@ from typing import Any
 
 from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 
 from conformance.servers import REFERENCE, Server, Setup
 from headrace.claims import ClaimConfig, Claims, FakeClock, MemoryStore, Metrics, Ttl
 from headrace.claims.jetstream_client import JetStreamClient
-from headrace.claims.registry import STREAM, due_subject
+from headrace.claims.registry import STREAM, claim_subject, due_subject
 from headrace.testing import HostedServer
 
 LARGE = b"0123456789abcdef" * 8192  # 128 KiB
 THRESHOLD = 64 * 1024
 #: How long answers are waited for where they must come: a machine that halts for some seconds is no defect.
 PATIENCE_S = 30.0
+NOT_THE_EXPECTED_STREAM = 10060
 
 
 @contextlib.contextmanager
@@ -157,13 +159,27 @@ class ClaimsHarness:
         return found.data.decode(), float(found.headers["Nats-TTL"].rstrip("s"))
 
     async def events(self, claims: Claims, claim_id: str) -> list[str]:
-        await self.connection.flush()
+        await wait_until_stored(self.connection)
         return [event.event async for event in claims.audit.events(claims.config.namespace, claim_id)]
 
     async def close(self) -> None:
         for claims in self.opened:
             await claims.close()
         await self.wire.close()
+
+
+async def wait_until_stored(connection: Connection, namespace: str = "barrier") -> None:
+    """Wait until the server has stored what this connection published without asking for an ack.
+
+    A PONG does not prove that: nats-server stores in the background. Each stream works in order, so the refusal of a
+    publish that expects another stream comes after everything before it, and leaves nothing behind.
+    """
+    for subject in (claim_subject(namespace, "barrier"), f"$CLAIMS.audit.{namespace}.barrier.created"):
+        with contextlib.suppress(NoRespondersError):  # claims without an audit trail have no stream for it
+            reply = await connection.request(
+                subject, b"", timeout=PATIENCE_S, headers={"Nats-Expected-Stream": "another"}
+            )
+            assert json.loads(reply.data)["error"]["err_code"] == NOT_THE_EXPECTED_STREAM
 
 
 def reference_of(message: Msg) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 obstore speaks XML to Google, emulators from public registries speak JSON. This translates what obstore asks for into
 calls of Google's own library on the emulator, which holds the objects, their metadata and generations. Written after
-Google's documentation of the XML API; what it gets wrong, a test on it gets wrong too, and docs/claims.md says so.
+Google's documentation of the XML API; what it gets wrong, a test on it gets wrong too, and docs/reference/claims.md says so.
 """
 
 from __future__ import annotations

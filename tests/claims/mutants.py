@@ -14,16 +14,18 @@ import pytest
 
 from headrace.claims import (
     ack_floors,
+    claim_release,
     collector,
     consumer,
+    earlier_attempts,
     gc_policy,
-    producer,
     reference,
     registry,
     streaming_upload,
     sweeper,
 )
 from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
+from headrace.claims.reference_publisher import PublishAttempt
 from headrace.errors import RequestError
 from sim.run_claim_simulations import make_simulation, run
 from support.mutation import Mutant, Patch, main
@@ -82,7 +84,7 @@ def released_without_a_confirmed_ack(patch: Patch) -> None:
     async def ack(self: Any, message: Any, timeout_s: float = 5.0) -> bool:
         found = self.reference(message)
         if found is not None:
-            await self._release(found, message)
+            await self._releaser.release(found, message)
         await message.ack()
         return True
 
@@ -155,9 +157,9 @@ def used_again_without_a_word(patch: Patch) -> None:
 
     async def earlier(self: Any, claim_id: str, payload: Any) -> Any:
         found = await self._find_reusable(claim_id)
-        return claim_id, found and producer._PublishAttempt(found, is_new=False)
+        return claim_id, found and PublishAttempt(found, is_new=False)
 
-    patch(producer.ClaimProducer, "_find_earlier_attempt", lambda old: earlier)
+    patch(earlier_attempts.EarlierAttempts, "share_with_payload", lambda old: earlier)
 
 
 def deleted_although_somebody_changed_it(patch: Patch) -> None:
@@ -276,7 +278,7 @@ def a_copy_speaks_for_its_origin(patch: Patch) -> None:
     async def always(self: Any, stream: str, subject: str) -> bool:
         return True
 
-    patch(consumer.ClaimConsumer, "_is_primary_stream", lambda old: always)
+    patch(claim_release.ClaimReleaser, "_is_primary_stream", lambda old: always)
 
 
 def floors_never_go_back(patch: Patch) -> None:

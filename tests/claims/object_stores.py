@@ -193,7 +193,7 @@ class Azurite(Process):
 
 
 class GcsEmulator(Process):
-    """An emulator of Google's JSON API, from PyPI, and our door for XML. It is not the real thing: see docs/claims.md."""
+    """An emulator of Google's JSON API with our gateway for XML, not the real service: see docs/reference/claims.md."""
 
     def __init__(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="claims-gcs-"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness
+from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness, wait_until_stored
 from headrace.claims import (
     PRESETS,
     Claims,
@@ -63,7 +63,7 @@ async def test_a_consumer_of_the_same_name_in_another_stream_is_asked(
     await world.consumer(stream, "worker")
     await world.consumer(mirror, "worker")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     await world.advance(5)
     assert sent.reference
     assert await claims.consumer.handle(await world.next(mirror, "worker"), nothing)
@@ -161,7 +161,7 @@ async def test_a_list_that_never_holds_still_is_no_answer() -> None:
 
 async def swept(world: ClaimsHarness, claims: Claims, sent: Any) -> bool:
     """Whether a claim goes, a while after its grace period and long before its max_age."""
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     await world.advance(3700)
     await claims.collector.collect()
     await world.advance(400)

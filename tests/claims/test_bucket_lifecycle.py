@@ -430,5 +430,5 @@ async def test_rules_that_do_not_stick_are_noticed() -> None:
         async def write(self, rules: Any) -> None:
             """Answers 200 and forgets."""
 
-    with pytest.raises(ObjectStoreError, match="does not show them"):
+    with pytest.raises(ObjectStoreError, match="are not in the bucket"):
         await lifecycles.ensure_rules(Forgetful(), "ns", 1)

@@ -13,7 +13,7 @@ from typing import Any
 import nats
 import pytest
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness
+from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness, wait_until_stored
 from claims.faulty_proxy import Proxy
 from claims.faulty_store import Faulty
 from claims.object_stores import Weed
@@ -208,7 +208,7 @@ async def test_retention_is_kept_though_the_readers_clock_is_behind(world: Claim
     stream = await world.stream()
     await world.consumer(stream, "c")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     assert sent.reference
     assert await reading.consumer.handle(await world.next(stream, "c"), nothing)
     await claims.collector.collect()
@@ -227,7 +227,7 @@ async def test_a_producers_clock_that_is_behind_costs_no_claim(world: ClaimsHarn
     await world.consumer(stream, "c")
     sent = await producing.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     await world.advance(3560)
     await world.fire(claims, sent.reference.claim_id)
     await claims.collector.collect()

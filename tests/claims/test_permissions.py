@@ -1,4 +1,4 @@
-"""A producer, a consumer and a collector with the permissions of docs/security.md, on both servers."""
+"""A producer, a consumer and a collector with the permissions of docs/how-to/secure.md, on both servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import nats
 import pytest
 from nats.aio.client import Client as Connection
 
-from claims.claims_harness import LARGE, PATIENCE_S, THRESHOLD
+from claims.claims_harness import LARGE, PATIENCE_S, THRESHOLD, wait_until_stored
 from conformance.servers import KINDS, Server, Setup
 from headrace.claims import ClaimConfig, Claims, ConfigConflict, MemoryStore, Ttl
 from headrace.claims.ack_floors import matches, register_reader
@@ -25,7 +25,7 @@ from headrace.claims.registry import STREAM, claim_subject, due_subject
 from headrace.claims.stores import AccessDenied, StaticAttributes
 from headrace.errors import RequestError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "secure.md").read_text()
 BLOCK = re.search(r"^## Claims\n.*?^```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[1]  # type: ignore[index]
 ROOT = '    { user: root, password: "r" }\n'
 NOT_NEEDED = "only with retention_after_read: 0"
@@ -265,7 +265,7 @@ async def lose_note(root: JetStreamClient, producer: Claims, consumer: Claims) -
     """A claim is read whose producer did not get to say where its message is."""
     sent = await producer.producer.publish("video.d", LARGE)
     assert sent.reference
-    await producer.jetstream.connection.flush()
+    await wait_until_stored(producer.jetstream.connection, "video")
     found = await root.get_last(STREAM, claim_subject("video", sent.reference.claim_id))
     assert found
     lost = {**json.loads(found.data), "state": "pending", "places": {}}
@@ -466,7 +466,7 @@ async def test_who_may_not_set_up_says_so_when_nobody_has(kind: str) -> None:
     with _running(kind, LATER) as server:
         stage = await prepared(server, LATER)
         root = JetStreamClient(stage.users["root"].connection, timeout_s=PATIENCE_S)
-        with pytest.raises(RequestError, match="no stream takes"):
+        with pytest.raises(RequestError, match="no stream has subject"):
             await stage.claims("producer")
         await stage.claims("collector")
         await root.api_request(f"STREAM.PURGE.{STREAM}", {"filter": "$CLAIMS.namespace.video"})

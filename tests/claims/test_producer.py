@@ -37,7 +37,7 @@ async def test_the_servers_limit_counts_too(world: ClaimsHarness) -> None:
 
 async def test_a_refused_publish_removes_the_object(world: ClaimsHarness) -> None:
     claims = await world.claims()
-    with pytest.raises(ClaimError, match="no stream takes"):
+    with pytest.raises(ClaimError, match="no stream has subject"):
         await claims.producer.publish(f"{world.name}.nowhere", LARGE)
     assert [page async for page in claims.store.list(f"{world.name}/")] == []
     assert [page async for page in claims.registry.scan(world.name) if page] == []

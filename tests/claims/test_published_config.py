@@ -13,7 +13,7 @@ from headrace.claims import (
 
 async def test_two_programs_that_disagree_find_out(world: ClaimsHarness) -> None:
     await world.claims(ttl=Ttl(max_age=7200))
-    with pytest.raises(ConfigConflict, match="max_age is 3600 here and 7200 there"):
+    with pytest.raises(ConfigConflict, match="max_age is 3600, published is 7200"):
         await world.claims(ttl=Ttl(max_age=3600))
     with pytest.raises(ConfigConflict, match="bucket"):
         await world.claims(ttl=Ttl(max_age=7200), bucket="other")

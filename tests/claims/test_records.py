@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness
+from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness, wait_until_stored
 from headrace.claims import ClaimConfig, Claims, ConfigConflict, MemoryStore, Ttl, records
 from headrace.claims import published_config as configs
 from headrace.claims.config_lint import lint
@@ -78,7 +78,7 @@ async def due(world: ClaimsHarness, claims: Claims, suffix: str = "") -> str:
     stream = await world.stream(suffix)
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     await world.advance(7200 + 3600)
     await world.wire.api_request(f"STREAM.PURGE.{stream}")
     await world.fire(claims, sent.reference.claim_id)
@@ -92,7 +92,7 @@ async def left_to_do(world: ClaimsHarness) -> int:
 
 
 async def settled(world: ClaimsHarness) -> None:
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     await world.settled(STREAM, f"collectors-{world.name}")
     assert await left_to_do(world) == 0
 
@@ -187,7 +187,7 @@ async def test_one_record_that_cannot_be_read_stops_nobody(
     assert not await claims.store.exists(key)
     await settled(world)
     assert _count(claims, "claim") == 1
-    assert sum("record is not used" in line for line in said) == 1
+    assert sum("invalid claim record" in line for line in said) == 1
     await claims.collector.collect()
     assert _count(claims, "claim") == 1, "reported once"
     assert await world.events(claims, CLAIM) == ["failed"]
@@ -205,7 +205,7 @@ async def test_an_object_whose_facts_cannot_be_read_stays_until_its_hour_is_over
     stream = await world.stream()
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     claim_id, key = sent.reference.claim_id, sent.reference.object_key
     await forge(world, b'{"format": "of tomorrow"}', {"Nats-TTL": "720h"}, claim_id)
     await claims.collector.collect()
@@ -455,7 +455,7 @@ async def test_a_retry_uses_no_forged_claim(world: ClaimsHarness) -> None:
     victim = await claims.producer.publish(f"{stream}.secret", LARGE)
     assert first.reference
     assert victim.reference
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     found = await world.wire.get_last(STREAM, claim_subject(world.name, first.reference.claim_id))
     assert found
     document = json.loads(found.data)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from claims.claims_harness import LARGE, ClaimsHarness
+from claims.claims_harness import LARGE, ClaimsHarness, wait_until_stored
 from claims.faulty_store import Faulty
 from headrace.claims import (
     PRESETS,
@@ -161,7 +161,7 @@ async def test_a_payload_that_is_published_again_beside_another_of_its_id_is_sto
     await claims.producer.publish(f"{stream}.a", LARGE, msg_id="state")
     while (first := await claims.producer.publish(f"{stream}.a", OTHER, msg_id="state")).duplicate:
         await world.advance(0.1)
-    await world.connection.flush()
+    await wait_until_stored(world.connection)
     again = await claims.producer.publish(f"{stream}.a", OTHER, msg_id="state")
     assert first.reference
     assert again.reference == first.reference

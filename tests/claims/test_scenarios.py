@@ -127,7 +127,7 @@ async def test_s5_a_producer_that_dies_before_its_publish_leaves_no_orphan(
 ) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
-    monkeypatch.setattr(claims.producer, "_publish_reference", _die)
+    monkeypatch.setattr(claims.producer._publisher, "publish", _die)
     with pytest.raises(asyncio.CancelledError):
         await claims.producer.publish(f"{stream}.a", LARGE)
     (entry,) = await _entries(claims)

@@ -200,7 +200,7 @@ async def test_a_broker_with_tls_collects_too(tmp_path: Path, verify: bool) -> N
     ("options", "complaint"),
     [
         ({"claims": "missing.yaml", "jetstream": True}, "cannot be read"),
-        ({"claims": "claims.yaml"}, "give -js too"),
+        ({"claims": "claims.yaml"}, "requires JetStream: add -js"),
     ],
 )
 async def test_what_cannot_be_collected_is_said_at_the_start(

@@ -31,7 +31,7 @@ def test_a_stream_comes_back(headrace: Headrace, stream: str, backed_up: Path) -
 
 def test_what_is_no_backup(headrace: Headrace, tmp_path: Path) -> None:
     headrace("stream", "restore", tmp_path, code=3)
-    assert "holds no backup" in headrace.error
+    assert "does not contain a backup" in headrace.error
 
 
 def test_a_damaged_backup_is_refused(headrace: Headrace, stream: str, backed_up: Path) -> None:

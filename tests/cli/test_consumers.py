@@ -62,7 +62,7 @@ def test_a_consumer_pauses(headrace: Headrace, filled: str) -> None:
     assert headrace.json("consumer", "pause", filled, "w", "10m")["paused"]
     assert "paused" in headrace("consumer", "ls", filled)
     headrace("consumer", "next", filled, "w", "--timeout", 0.2, code=6)
-    assert headrace("consumer", "resume", filled, "w") == "w delivers\n"
+    assert headrace("consumer", "resume", filled, "w") == "w is not paused\n"
     headrace("consumer", "pause", filled, "w", "sometime", code=2)
 
 

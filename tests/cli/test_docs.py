@@ -1,4 +1,4 @@
-"""docs/cli.md: its examples run on both servers, every command has one, and the reference is that of the code."""
+"""docs/reference/cli.md: its examples run on both servers, every command has one, and the reference is that of the code."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from cli.conftest import Headrace
 from headrace.cli import docs_reference, exit_codes
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "cli.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 EXAMPLES = [line for block in BLOCKS for line in block.splitlines()]
 #: They run for themselves, and are tested by themselves.
@@ -40,13 +40,13 @@ def test_every_example_of_the_cli_docs_runs(
 def test_every_command_has_an_example() -> None:
     for path, _ in docs_reference.iter_commands():
         named = any(f"{path} " in f"{example} " for example in EXAMPLES)
-        assert named or path in WITHOUT_EXAMPLE, f"{path} has no example in docs/cli.md"
+        assert named or path in WITHOUT_EXAMPLE, f"{path} has no example in docs/reference/cli.md"
 
 
 def test_the_reference_is_current() -> None:
     _, _, rest = PAGE.partition(docs_reference.BEGIN)
     written, _, _ = rest.partition(docs_reference.END)
-    advice = "run: python -m headrace.cli.docs_reference docs/cli.md"
+    advice = "run: python -m headrace.cli.docs_reference docs/reference/cli.md"
     assert written == f"\n\n{docs_reference.render_markdown()}\n", advice
 
 

@@ -61,7 +61,7 @@ def test_kv_buckets_are_listed_edited_and_removed(headrace: Headrace, bucket: st
     headrace("kv", "status", bucket, code=3)
     assert "kv add" in headrace.error
     headrace("kv", "add", "no such name", code=2)
-    assert "cannot name a bucket" in headrace.error
+    assert "is not a valid bucket name" in headrace.error
 
 
 def test_objects_are_stored_listed_and_read_back(headrace: Headrace, name: str, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_an_interrupt_ends_with_130(headrace: Headrace, name: str) -> None:
     with begin(["sub", name, "--json"], headrace.url) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert "Listening" in process.stderr.readline()
+        assert "Subscribed" in process.stderr.readline()
         headrace("pub", name, "hello", "-H", "A:b")
         assert json.loads(process.stdout.readline()) == {
             "subject": name,
@@ -88,7 +88,7 @@ def test_requests_are_answered_by_a_command(headrace: Headrace, name: str) -> No
     words = ["reply", name, "--command", "tr a-z A-Z", "--count", "1"]
     with begin(words, headrace.url) as process:
         assert process.stderr is not None
-        assert "Answering" in process.stderr.readline()
+        assert "Replying" in process.stderr.readline()
         assert headrace("req", name, "water; rm -rf /", "--raw") == "WATER; RM -RF /\n"
         assert process.wait(PATIENCE_S) == 0
         process.communicate()
@@ -113,10 +113,10 @@ def test_listening_survives_the_server(kind: str, name: str) -> None:
         begin(["sub", name, "--count", "1"], server.url) as process,
     ):
         assert process.stderr is not None
-        assert "Listening" in process.stderr.readline()
+        assert "Subscribed" in process.stderr.readline()
         server.restart(crash=True)
         assert "lost" in process.stderr.readline()
-        assert "connected again" in process.stderr.readline()
+        assert "reconnected" in process.stderr.readline()
         assert main(["pub", name, "still here", "--server", server.url]) == 0
         shown, _ = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, shown) == (0, f"[{name}]\nstill here\n")

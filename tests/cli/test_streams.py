@@ -105,11 +105,11 @@ def test_what_cannot_be_a_batch(headrace: Headrace, stream: str, name: str) -> N
     headrace("batch", stdin=b"x", code=2)
     assert "--subject" in headrace.error
     headrace("batch", "--format", "ndjson", "--subject", "a", stdin=b'{"pay": 1}', code=2)
-    assert "line 1: unknown pay" in headrace.error
+    assert "line 1: unknown field pay" in headrace.error
     headrace("batch", "--format", "ndjson", "--subject", "a", stdin=b"{}\nnonsense", code=2)
     assert "line 2" in headrace.error
     headrace("batch", "--subject", f"{stream}.1", stdin=b"x\n" * 1001, code=1)
-    assert "divide the input" in headrace.error
+    assert "split the input" in headrace.error
     headrace("stream", "edit", stream, "--no-allow-atomic")
     headrace("batch", "--subject", f"{stream}.1", stdin=b"x", code=1)
     assert "--allow-atomic" in headrace.error

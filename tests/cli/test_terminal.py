@@ -1,5 +1,7 @@
 """The command line in a real terminal: tables are drawn, questions asked, keys heard, Ctrl-C obeyed."""
 
+import re
+
 import pytest
 
 from cli.conftest import Headrace
@@ -25,7 +27,7 @@ def test_a_table_is_drawn(headrace: Headrace, stream: str) -> None:
 @pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 0), ("y", 0, 3)])
 def test_destroying_is_asked_for(headrace: Headrace, stream: str, answer: str, code: int, left: int) -> None:
     with Terminal("stream", "rm", stream, url=headrace.url) as terminal:
-        terminal.expect(f"Remove stream {stream} with 0 messages? [y/N]")
+        terminal.expect(f"Remove stream {stream} and its 0 messages? [y/N]")
         terminal.press(f"{answer}\n")
         assert terminal.ended() == code
         assert ("nothing was changed" in terminal.text) == (answer == "n")
@@ -36,7 +38,7 @@ def test_destroying_is_asked_for(headrace: Headrace, stream: str, answer: str, c
 
 def test_ctrl_c_ends_cleanly(headrace: Headrace, name: str) -> None:
     with Terminal("sub", f"{name}.>", url=headrace.url) as terminal:
-        terminal.expect(f"Listening on {name}.>")
+        terminal.expect(f"Subscribed to {name}.>")
         headrace("pub", f"{name}.1", "\x1b]0;mine now\x07\x1b[2Jhello")
         terminal.expect("hello")
         terminal.press(CTRL_C)
@@ -72,3 +74,14 @@ def test_long_work_shows_its_progress(headrace: Headrace) -> None:
         assert terminal.ended() == 0
         assert "publishing" in terminal.text
         assert "pub: " in terminal.text
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_help_gives_explanations_most_of_the_line(columns: int) -> None:
+    with Terminal("stream", "add", "--help", columns=columns) as terminal:
+        assert terminal.ended() == 0
+        lines = terminal.text.splitlines()
+    assert all(len(line.rstrip()) <= columns for line in lines)
+    assert any(re.match(r"│ --max-msgs N +Maximum messages; -1: unlimited\. +│", line) for line in lines)
+    (switch,) = [line for line in lines if "--[no-]discard-per-subject" in line]
+    assert switch.index("With --discard new") < columns / 2

@@ -109,7 +109,7 @@ class TestCommit:
     def test_an_empty_id_is_an_ordinary_publish(self, batch: Batch, name: str) -> None:
         assert batch.publish({"Nats-Batch-Id": "", "Nats-Batch-Sequence": "1"}) == {"stream": name, "seq": 1}
 
-    @pytest.mark.ours_only("The batch document's header names work")
+    @pytest.mark.ours_only("`Nats-Batch-ID` and `Nats-Batch-Seq` are accepted")
     def test_alternative_header_names_are_understood(self, batch: Batch, name: str) -> None:
         assert batch.publish({"Nats-Batch-ID": "s", "Nats-Batch-Seq": "1"}) == OK
         answer = batch.publish({"Nats-Batch-ID": "s", "Nats-Batch-Seq": "2", "Nats-Batch-Commit": "1"})
@@ -220,7 +220,7 @@ class TestOrder:
         assert batch.send("o0", 2, "1")["count"] == 2
         assert batch.send("one-more", 1, "1")["count"] == 1
 
-    @pytest.mark.ours_only("An unknown batch raises an advisory")
+    @pytest.mark.ours_only("An unknown batch causes an advisory")
     def test_an_unknown_batch_publishes_an_advisory(
         self, batch: Batch, advisories: Callable[..., None]
     ) -> None:
@@ -257,7 +257,7 @@ class TestChecks:
         )
         assert batch.state()["last_seq"] == 4
 
-    @pytest.mark.ours_only("Expectations of every member speak of the stream before the batch")
+    @pytest.mark.ours_only("Expectations of every batch member refer to the stream before the batch")
     def test_every_member_is_compared_with_the_stream_before(self, batch: Batch, name: str) -> None:
         batch.client.store(f"{name}.a")
         for position in (1, 2):

@@ -150,7 +150,7 @@ class TestRoutes:
             )
         self.end(route, name)
 
-    @pytest.mark.ours_only("A restored stream knows the ids of its newest messages")
+    @pytest.mark.ours_only("A restored stream remembers recent message ids")
     @pytest.mark.parametrize("source_kind", KINDS)
     def test_ids_are_known(
         self, both: dict[str, Server], connect: Callable[..., Client], name: str, source_kind: str
@@ -292,7 +292,7 @@ class TestSnapshot:
     def test_a_snapshot_of_a_missing_stream_is_refused(self, client: Client, name: str) -> None:
         assert error_of(client.api(f"STREAM.SNAPSHOT.{name}", {"deliver_subject": "a"}))[0] == 10059
 
-    @pytest.mark.ours_only("A backup is never sent to the API")
+    @pytest.mark.ours_only("A backup cannot be sent to API subjects")
     def test_not_into_the_api(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream()
         body = {"deliver_subject": f"$JS.API.STREAM.DELETE.{name}"}

@@ -343,7 +343,7 @@ class TestRefusals:
         self, js: JetStream, name: str, make_stream: Callable[..., Any]
     ) -> None:
         make_stream(allow_atomic=True, no_ack=True)
-        with pytest.raises(errors.OutcomeUnknown, match="no answer to the commit"):
+        with pytest.raises(errors.OutcomeUnknown, match="no reply to the commit"):
             await js.publish_batch([(f"{name}.a", b"x")] * 2, timeout=0.3)
         async with asyncio.timeout(20):
             while await last_seq(js, name) < 2:

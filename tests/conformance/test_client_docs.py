@@ -1,4 +1,4 @@
-"""Every block of docs/client.md runs as it stands, on both servers."""
+"""Every block of docs/reference/client.md runs as it stands, on both servers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from conformance.servers import Server
 
-PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "client.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 PRINTS = [
     "HELLO 1\n",
     "stored 1 to 2\nmessage 2: the subject is at 1\n",
     "ann is there, revision 2\n['bob.street', 'bob.city']\n3 values, markers are kept for 3600.0 s\n",
-    "PUT pears b'1.40'\nall that was there has come\nPUT plums b'2.10'\nPURGE plums b''\n",
+    "PUT pears b'1.40'\ninitial values complete\nPUT plums b'2.10'\nPURGE plums b''\n",
     "delivers again from 1\n",
     "2\nb'green'\nTrue\n",
 ]

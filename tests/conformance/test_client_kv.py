@@ -268,7 +268,7 @@ class TestOperations:
     async def test_create_fails_if_the_key_has_a_value(self, make: Make) -> None:
         kv = await make()
         revision = await kv.create("a", b"1")
-        with pytest.raises(errors.KeyExists, match="'a' has a value") as caught:
+        with pytest.raises(errors.KeyExists, match="'a' already has a value") as caught:
             await kv.create("a", b"2")
         assert caught.value.revision == revision
         assert isinstance(caught.value, nats.js.errors.KeyWrongLastSequenceError)
@@ -448,7 +448,7 @@ class TestMany:
         await kv.purge("purged")
         created = await kv.create_many({"deleted": b"2", "purged": b"2", "new": b"2"}, ttl="1h")
         assert created == {"deleted": 5, "purged": 6, "new": 7}
-        with pytest.raises(errors.KeyExists, match="'new': exists"):
+        with pytest.raises(errors.KeyExists, match="already in the bucket: 'new'"):
             await kv.create_many({"newer": b"3", "new": b"3"})
         with pytest.raises(errors.KeyNotFound):
             await kv.get("newer")

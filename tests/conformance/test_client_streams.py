@@ -162,7 +162,7 @@ class TestReset:
         with pytest.raises(errors.InvalidReset, match="below start seq"):
             await js.reset_consumer(name, "P", 4)
         assert (await js.reset_consumer(name, "P", 6)).reset_seq == 6
-        with pytest.raises(ValueError, match="begin with 1"):
+        with pytest.raises(ValueError, match="start at 1"):
             await js.reset_consumer(name, "P", 0)
         with pytest.raises(errors.ConsumerNotFound):
             await js.reset_consumer(name, "nobody", timeout=0.5)

@@ -201,7 +201,7 @@ def test_streams_are_judged_as_the_reference_judges_them(reference: Client, seed
             expected, _ = theirs(reference, f"STREAM.{operation}.Q", encode(step), b',"created":"')
             judgement, made = judged_stream(encode(step), existing, operation)
             if judgement == CIRCLE != expected:
-                break  # only ours sees where messages would go round: docs/compatibility.md
+                break  # only ours sees where messages would go round: docs/reference/compatibility.md
             assert judgement == expected, f"seed {seed}, number {number}: {operation} {str(step)[:2000]}"
             if made is None:
                 break

@@ -91,7 +91,7 @@ class TestToTheFloor:
         assert ten.reset("P")["reset_seq"] == 9
         assert seqs_of(ten.fetch("P", 2)) == [9, 10]
 
-    @pytest.mark.ours_only("A reset delivers the pending ones of last-per-subject again")
+    @pytest.mark.ours_only("A reset redelivers pending messages of last-per-subject")
     def test_last_ones_that_are_pending_come_again(self, ten: Reading) -> None:
         ten.fill(1, "s.2")
         ten.made("P", deliver_policy="last_per_subject", filter_subject=ten.subject("s.*"))
@@ -208,7 +208,7 @@ class TestToASequence:
         assert stream.reset("P", {"seq": 3})["num_pending"] == 1
         assert seqs_of(stream.fetch("P", 1)) == [8]
 
-    @pytest.mark.ours_only("A reset to sequence zero is refused")
+    @pytest.mark.ours_only("A reset to sequence zero is rejected")
     def test_a_reset_to_zero_is_refused(self, ten: Reading) -> None:
         """20"""
         ten.made("P")
@@ -331,7 +331,7 @@ class TestRequests:
         ten.client.flush()
         assert ten.info("P")["num_ack_pending"] == 2
 
-    @pytest.mark.ours_only("A reset of what does not exist is answered")
+    @pytest.mark.ours_only("A reset of a missing consumer gets a reply")
     def test_resetting_a_missing_consumer_is_refused(self, ten: Reading) -> None:
         """19"""
         assert ten.reset("NOPE")["error"]["err_code"] == 10014

@@ -248,7 +248,7 @@ class TestFlowAcknowledgement:
         ten.made("A", ack_policy="flow_control", deliver_subject=inbox)
         assert ten.confirm(ten.client.next(sid)).status == "503"
 
-    @pytest.mark.ours_only("A flow-control answer cannot acknowledge what was never delivered")
+    @pytest.mark.ours_only("A flow-control reply cannot acknowledge undelivered messages")
     def test_an_answer_beyond_what_was_delivered(self, ten: Reading, inbox: str) -> None:
         sid = ten.client.subscribe(inbox)
         ten.made("A", ack_policy="flow_control", deliver_subject=inbox, max_ack_pending=3)

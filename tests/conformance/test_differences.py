@@ -1,4 +1,4 @@
-"""Where ours differs from the reference on purpose; each reason is an entry of docs/compatibility.md."""
+"""Where ours differs from the reference on purpose; each reason is an entry of docs/reference/compatibility.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-PAGE = TESTS.parent / "docs" / "compatibility.md"
+PAGE = TESTS.parent / "docs" / "reference" / "compatibility.md"
 
 
 def _reasons() -> Iterator[str]:
@@ -35,14 +35,14 @@ def _serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.ours_only("Without authentication ours listens on loopback only")
+@pytest.mark.ours_only("Without authentication the server listens on loopback only")
 def test_other_addresses_need_authentication() -> None:
     refused = _serve("-a", "0.0.0.0", "-p", "-1")
     assert refused.returncode == 1
     assert "allow_insecure" in refused.stderr
 
 
-@pytest.mark.ours_only("Cluster flags are refused")
+@pytest.mark.ours_only("Cluster flags are rejected")
 @pytest.mark.parametrize("flag", ["--cluster", "--routes", "--cluster_name"])
 def test_cluster_flags_are_refused(flag: str) -> None:
     refused = _serve(flag, "nats://127.0.0.1:1")

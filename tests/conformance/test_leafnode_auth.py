@@ -212,7 +212,7 @@ class TestPermissions:
             assert reaches(lower, upper, "up.b"), "the connection stays"
 
     def test_as_little_as_copying_needs(self, kinds: tuple[str, str], name: str) -> None:
-        """The lists of docs/sourcing.md: an edge that is copied from and that copies, and may do nothing else."""
+        """The permissions in docs/reference/mirrors-and-sources.md are enough for an edge that copies and is copied from."""
         said = ["$JSC.R.>", "edge.deliver.>", "$JS.HUB.API.CONSUMER.>", "$JS.FC.>"]
         heard = ["$JS.LEAF.API.CONSUMER.>", "$JS.FC.>", "$JSC.R.>", "hub.deliver.>"]
         users = (

@@ -44,7 +44,7 @@ def consumer_of(streams: Across, tail: str, way: str) -> dict[str, Any]:
 def test_every_origin_is_copied(streams: Across, way: str, copier_is_ours: bool) -> None:
     """What was there, and what comes; a queue is empty in the end, an interest stream too."""
     if way == "server-managed" and not copier_is_ours:
-        pytest.skip("the reference does not know server_managed")
+        pytest.skip("nats-server does not know server_managed")
     tails = [retention + kind for retention in RETENTIONS for kind in KINDS]
     for tail in tails:
         streams.origin.made(tail, retention=RETENTIONS[tail[0]])

@@ -122,7 +122,7 @@ def test_subscribe_permissions_match_the_model(user: User, name: str, queue: str
         assert everything == wanted & set(subjects())
 
 
-@pytest.mark.ours_only("A subscription wider than what is allowed is refused")
+@pytest.mark.ours_only("A subscription wider than its permission is rejected")
 def test_a_subscription_wider_than_allowed_is_refused(user: User) -> None:
     client = user("allow")
     client.errors.clear()
@@ -132,7 +132,7 @@ def test_a_subscription_wider_than_allowed_is_refused(user: User) -> None:
     assert len(client.errors) == 2
 
 
-@pytest.mark.ours_only("An empty list of what may be published to allows nothing")
+@pytest.mark.ours_only("An empty publish list allows nothing")
 def test_an_empty_allow_list_allows_nothing(user: User) -> None:
     client = user("mute")
     client.errors.clear()

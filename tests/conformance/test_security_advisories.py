@@ -260,7 +260,7 @@ class TestStreams:
         assert everybody.request("$JS.API.STREAM.INFO.*").json["error"]["err_code"] == 10059
         everybody.api("STREAM.DELETE.KEPT")
 
-    @pytest.mark.ours_only("A reply under `$JS.API.` is refused")
+    @pytest.mark.ours_only("A reply subject below `$JS.API.` is rejected")
     def test_an_answer_is_no_request(self, user: User) -> None:
         """A reply that is a request: the empty answer would delete a stream on behalf of whoever answers."""
         everybody, narrow = user("all"), user("narrow")
@@ -276,7 +276,7 @@ class TestStreams:
         assert everybody.api("STREAM.INFO.VICTIM")["state"]["messages"] == 0
         everybody.api("STREAM.DELETE.VICTIM")
 
-    @pytest.mark.ours_only("Nobody can have an answer sent where they must not publish")
+    @pytest.mark.ours_only("A reply subject needs publish permission")
     def test_an_acknowledgement_goes_nowhere_it_may_not(self, user: User) -> None:
         everybody, narrow = user("all"), user("narrow")
         everybody.api("STREAM.CREATE.ACKED", {"name": "ACKED", "subjects": ["acked"]})

@@ -394,20 +394,20 @@ class TestSource:
         three.until("W", 3)
         assert three.state("I")[0] == 0
 
-    @pytest.mark.ours_only("A source is done with what nobody wants")
+    @pytest.mark.ours_only("A source advances past messages without interest")
     def test_what_nobody_wants_is_done_with(self, three: Copying) -> None:
         three.made("I", sources=[{"name": f"{three.name}O"}], retention="interest")
         eventually(lambda: three.info("I")["sources"][0].get("seq") == 3)
         assert three.state("I")[0] == 0
 
-    @pytest.mark.ours_only("A circle of sources is refused")
+    @pytest.mark.ours_only("A cycle of sources is rejected")
     def test_what_lay_there_before_makes_a_circle_too(self, three: Copying) -> None:
         origin = f"{three.name}O"
         answer = three.update("O", subjects=[], sources=[{"name": origin, "filter_subject": f"{origin}.>"}])
         assert answer["error"]["err_code"] == 10052
         assert answer["error"]["description"] == "detected cycle"
 
-    @pytest.mark.ours_only("A circle of sources is refused")
+    @pytest.mark.ours_only("A cycle of sources is rejected")
     def test_two_that_copy_what_a_third_brings(self, copying: Copying) -> None:
         first, second = f"{copying.name}A", f"{copying.name}B"
         copying.made("A", subjects=[f"{first}.a"], sources=[{"name": second, "filter_subject": "x.>"}])

@@ -1,4 +1,4 @@
-"""What docs/sourcing.md shows works as it stands: its program on both servers, its configurations on ours."""
+"""The examples in docs/reference/mirrors-and-sources.md run: programs on both servers, configurations on ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.servers import Server
 from headrace.config.config_parser import parse_config
 from headrace.config.schema import interpret
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sourcing.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "mirrors-and-sources.md").read_text()
 
 
 def blocks(kind: str) -> list[str]:

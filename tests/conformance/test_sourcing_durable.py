@@ -153,7 +153,7 @@ class TestUserManaged:
         expected = [f"m{n}" for n in (*range(1, 13), 18, 19, 20)]
         eventually(lambda: copying.data("A") == expected, 40)
 
-    @pytest.mark.ours_only("A source notices at once that its consumer was reset")
+    @pytest.mark.ours_only("A source detects a reset of its consumer at once")
     def test_a_user_resets_it_while_more_arrives(self, copying: Copying) -> None:
         copying.made("O")
         user_made(copying)
@@ -188,7 +188,7 @@ class TestUserManaged:
         assert [m.subject for m in copying.all("A")] == ["new.x", f"{copying.name}O.y"]
 
 
-@pytest.mark.ours_only("The server makes a durable consumer for sourcing")
+@pytest.mark.ours_only("The server creates a durable consumer for sourcing")
 class TestServerManaged:
     @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
     def test_makes_its_consumer(self, copying: Copying, retention: str) -> None:

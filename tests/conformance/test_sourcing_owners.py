@@ -29,7 +29,7 @@ def numbered(count: int, start: int = 0) -> list[str]:
     return [str(n) for n in range(start, start + count)]
 
 
-@pytest.mark.ours_only("The server makes a durable consumer for sourcing")
+@pytest.mark.ours_only("The server creates a durable consumer for sourcing")
 class TestSameAccount:
     @pytest.mark.parametrize("way", ["mirror", "sources"])
     @pytest.mark.parametrize("is_managed", [True, False])
@@ -98,7 +98,7 @@ class TestSameAccount:
                 copying.until("A", 10)
                 assert "error" not in copying.info("A")["sources"][0]
 
-    @pytest.mark.ours_only("One copy reads with a durable consumer")
+    @pytest.mark.ours_only("Only one copy reads through a durable consumer")
     def test_a_consumer_of_the_user_has_one_reader(self, copying: Copying) -> None:
         """As in nats-server the stream is made; unlike there it waits, and says for whom."""
         copying.made("O", retention="workqueue")

@@ -123,7 +123,7 @@ class TestUsersByCertificate:
         context = authority.context(authority.issue("client", subject))
         assert enter(mapping, context)[0] == VIOLATION
 
-    @pytest.mark.ours_only("A name that a certificate has twice is not the name once")
+    @pytest.mark.ours_only("A repeated name in a certificate does not match the single name")
     def test_a_part_that_is_there_twice(self, mapping: Server, authority: Authority) -> None:
         context = authority.context(authority.issue("client", [("CN", "plain"), ("CN", "plain")]))
         assert enter(mapping, context)[0] == VIOLATION
@@ -147,7 +147,7 @@ class TestUsersByCertificate:
             assert wire.frame() == VIOLATION
 
 
-@pytest.mark.ours_only("A user without a password is known by a certificate or not at all")
+@pytest.mark.ours_only("A user without a password can only authenticate by certificate")
 def test_a_user_without_a_password(launch: Launch) -> None:
     server = launch(Setup(config="authorization { users: [{user: a}] }", jetstream=False))
     for fields in ('{"user":"a"}', '{"user":"a","pass":""}'):

@@ -145,7 +145,7 @@ class TestHeader:
         publish(client, f"{name}.a", "Foo: 1", "Nats-TTL: 1h30m", "Bar: 2")
         assert stored(client, name, f"{name}.a") == b"NATS/1.0\r\nFoo: 1\r\nNats-TTL: 1h30m\r\nBar: 2\r\n"
 
-    @pytest.mark.ours_only("A TTL is validated although nobody is interested")
+    @pytest.mark.ours_only("A TTL is validated without interest too")
     def test_an_invalid_ttl_is_refused_without_interest_too(
         self, client: Client, make_stream: Make, name: str
     ) -> None:
@@ -232,7 +232,7 @@ class TestConfiguration:
             config = {**base, "allow_msg_ttl": True, "subject_delete_marker_ttl": ttl}
             assert client.api(update, config)["config"].get("subject_delete_marker_ttl", 0) == ttl
 
-    @pytest.mark.ours_only("subject_delete_markers is understood")
+    @pytest.mark.ours_only("`subject_delete_markers` is supported")
     def test_subject_delete_markers_sets_the_default_marker_ttl(
         self, client: Client, make_stream: Make, name: str
     ) -> None:
@@ -240,7 +240,7 @@ class TestConfiguration:
         assert config["subject_delete_markers"] is True
         assert config["subject_delete_marker_ttl"] == 900 * SECOND
 
-    @pytest.mark.ours_only("subject_delete_markers is understood")
+    @pytest.mark.ours_only("`subject_delete_markers` is supported")
     @pytest.mark.parametrize(
         ("fields", "text"),
         [

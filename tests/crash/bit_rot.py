@@ -1,7 +1,7 @@
-"""A closed store whose bytes change on the medium, and what must hold then.
+"""Bit rot: bytes of a closed store change on disk. These guarantees must hold:
 
-Wrong bytes are never served; what cannot be read is reported; damage stays within one block or frame;
-sequences are never given again; recovery changes nothing, and deletes nothing of a damaged store.
+Wrong bytes are never served; unreadable data is reported; damage stays within one block or frame; sequences are never
+reused; recovery changes nothing, and deletes nothing from a damaged store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOGETHER = 24
 
 
 class Rotten(NamedTuple):
-    """A store to be damaged: its disk after a clean end, and what it holds."""
+    """A store to be damaged: its disk after a clean shutdown, and its content."""
 
     snapshot: DiskSnapshot
     state: StoreState
@@ -76,7 +76,7 @@ def remember(driver: StoreDriver, ever: dict[tuple[str, int], ModelMessage]) -> 
 
 
 class Verdict(NamedTuple):
-    """What was found of a damaged store."""
+    """The result of opening a damaged store."""
 
     refused: bool
     unreadable: int
@@ -84,7 +84,7 @@ class Verdict(NamedTuple):
 
 
 def examine(rotten: Rotten, damaged: dict[str, bytes], *, confined: bool = True) -> Verdict:
-    """Opens the store with some files replaced and holds it to the promises."""
+    """Open the store with some files replaced, and check the guarantees."""
     disk = SimDisk(snapshot=rotten.snapshot)
     for path, content in damaged.items():
         disk.corrupt(path, content)
@@ -98,17 +98,17 @@ def examine(rotten: Rotten, damaged: dict[str, bytes], *, confined: bool = True)
     unreadable = _compare(store, rotten)
     report = store.report()
     reported = bool(report.damage or report.offline_streams)
-    require(not unreadable or reported, f"{unreadable} messages are gone without a word")
+    require(not unreadable or reported, f"{unreadable} messages are missing and no damage is reported")
     if confined:
-        require(unreadable <= TOGETHER, f"{unreadable} messages are gone through one damaged byte")
+        require(unreadable <= TOGETHER, f"{unreadable} messages are lost through one damaged byte")
     return Verdict(False, unreadable, reported)
 
 
 def check_untouched(disk: SimDisk, kept: dict[str, bytes], report: RecoveryReport | None = None) -> None:
-    """Demand that recovery changed nothing, and deleted nothing unless it found no damage.
+    """Check that recovery changed nothing, and deleted nothing unless it found no damage.
 
-    In a sound store it removes what a crashed run left and nothing refers to; that every message is still there is
-    checked besides.
+    In an undamaged store it removes unreferenced files of a crashed run; another check makes sure that no message is
+    missing.
     """
     for path, content in kept.items():
         if report is not None and report.healthy and not disk.exists(path):
@@ -118,26 +118,28 @@ def check_untouched(disk: SimDisk, kept: dict[str, bytes], report: RecoveryRepor
 
 
 def _compare(store: Store, rotten: Rotten) -> int:
-    """How many messages cannot be read; raises when one is wrong or a sequence could be given again.
+    """Return how many messages cannot be read; raise Violation if one is wrong or a sequence could be reused.
 
-    One whose removal was in a damaged frame may be back, as it was: a fact is lost, not invented.
+    A message whose removal was in a damaged frame may be back unchanged: the removal is lost, no data is invented.
     """
     unreadable = 0
     state = rotten.state
     for name, (_, last_seq, messages) in state[0]:
         log = store.logs.get(name)
         if log is None:
-            require(bool(store.report().offline_streams), f"stream {name} is gone without a word")
+            require(
+                bool(store.report().offline_streams), f"stream {name} is missing and not reported as offline"
+            )
             unreadable += len(messages)
             continue
-        require(log.last_seq >= last_seq, f"{name} would give sequence {log.last_seq + 1} again")
+        require(log.last_seq >= last_seq, f"{name} would reuse sequence {log.last_seq + 1}")
         known = dict(messages)
         for seq in range(min(known, default=1), last_seq + 1):
             unreadable += not _right(log, seq, known.get(seq), rotten.ever.get((name, seq)))
     for key, value in state[1]:
         found = store.metadata.get(key)
         if found != value:
-            require(bool(store.report().damage), f"fact {key!r} is {found!r}")
+            require(bool(store.report().damage), f"metadata key {key!r} has the value {found!r}")
             unreadable += 1
     return unreadable
 

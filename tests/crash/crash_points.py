@@ -1,10 +1,9 @@
-"""Crash points: a workload is run once, the disk is kept before each operation, and every crash starts from
-there.
+"""Crash points: runs a workload once, copies the disk before each operation, and starts every crash from there.
 
-A point is checked by a power loss with some outcome, recovery, and the promises: the store equals a state
-between the newest acknowledged one and the newest sealed one; its index equals a scan. Then, in turn, one
-of the further trials: killed and opened again, power lost right after recovery, going on and crashing
-again, a crash inside recovery (and inside the recovery from that).
+A point is checked by a power loss with some outcome, recovery, and these guarantees: the store equals a state between
+the newest acknowledged one and the newest sealed one; its index equals a scan. Then follows one of the further trials,
+in turn: a kill and another start, a power loss right after recovery, further changes and another crash, a crash during
+recovery (and during the recovery from that).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ NESTED = 4
 
 
 class Point(NamedTuple):
-    """The disk before an operation, and which states may be found if the power fails there."""
+    """The disk before an operation, and the states that are allowed after a power loss there."""
 
     snapshot: DiskSnapshot
     acked: int
@@ -54,7 +53,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Trace:
-    """A workload that was run: its points and its states."""
+    """The recording of a workload: its points and its states."""
 
     label: str
     states: list[StoreState]
@@ -65,7 +64,7 @@ class Trace:
 
 @dataclass
 class Tally:
-    """How much was tried."""
+    """Counts of the trials."""
 
     points: int = 0
     nested: int = 0
@@ -88,7 +87,7 @@ class Tally:
     def __str__(self) -> str:
         rate = self.total / self.seconds if self.seconds else 0
         return (
-            f"{self.total:,} crash points ({self.points:,} first, {self.again:,} after going on, "
+            f"{self.total:,} crash points ({self.points:,} first crashes, {self.again:,} second ones, "
             f"{self.nested:,} inside recovery) in {self.seconds:.1f} s of CPU, {rate:,.0f}/s"
         )
 
@@ -96,7 +95,7 @@ class Tally:
 def record(
     label: str, story: Callable[[StoreDriver], None], disk: SimDisk, options: StoreOptions = TINY
 ) -> Trace:
-    """Runs a story and keeps the disk before each of its operations, and at its end."""
+    """Run a workload; record the disk before each of its operations, and at its end."""
     points: list[Point] = []
     driver: StoreDriver | None = None
 
@@ -117,13 +116,13 @@ def record(
 
 
 def scripted(name: str, seed: int) -> Trace:
-    """A scripted workload with one order of its lanes."""
+    """Run a scripted workload with one order of its disk queues."""
     rng = Random(f"{name}/{seed}")
     return record(f"{name}/{seed}", lambda driver: SCRIPTED[name](driver, rng), SimDisk(seed))
 
 
 class Prepared(NamedTuple):
-    """The disk that small workloads start from, and what it holds."""
+    """The disk that small workloads start from, and its content."""
 
     snapshot: DiskSnapshot
     state: StoreState
@@ -138,19 +137,19 @@ def prepared() -> Prepared:
 
 
 def small(word: str) -> Trace:
-    """A small workload, on the disk that `prepare` left."""
+    """Run a small workload on the disk that `prepare` left."""
     disk = SimDisk(len(word), snapshot=prepared().snapshot)
     return record(f"small/{word}", lambda driver: spell(driver, word), disk)
 
 
 def trace_of(label: str) -> Trace:
-    """The trace behind a label such as "append/0" or "small/alc"."""
+    """Return the trace of a label such as "append/0" or "small/alc"."""
     name, _, rest = label.partition("/")
     return small(rest) if name == "small" else scripted(name, int(rest))
 
 
 class Checker:
-    """Crashes at the points of one trace."""
+    """Checks crashes at the points of one trace."""
 
     def __init__(self, trace: Trace, *, deep: int = 4) -> None:
         self.trace = trace
@@ -160,7 +159,7 @@ class Checker:
         self._seen: set[tuple[int, int]] = set()
 
     def run(self, stride: int = 1, offset: int = 0) -> Tally:
-        """All points, or each `stride`-th, each with every outcome."""
+        """Check all points, or each `stride`-th, each with every outcome."""
         started = time.process_time()
         for number in range(offset, len(self.trace.points), stride):
             for outcome in (KILL, *(outcome.name for outcome in OUTCOMES)):
@@ -171,7 +170,7 @@ class Checker:
         return self.tally
 
     def check(self, number: int, outcome: str) -> None:
-        """One point with one outcome; skipped when the same disk was seen at this point already."""
+        """Check one point with one outcome, unless the same disk was checked at this point already."""
         label = f"{self.trace.label}:{number}:{outcome}"
         after = self.trace.points[number].snapshot
         if outcome in OUTCOMES_BY_NAME:
@@ -208,7 +207,7 @@ class Checker:
             TRIALS[turn](self, driver, found, rng)
 
     def _recover(self, disk: SimDisk, acked: int, admitted: int) -> tuple[StoreDriver, int]:
-        """Opens the store and finds which of the allowed states it holds."""
+        """Open the store; return which of the allowed states it has."""
         driver = StoreDriver(disk, self.trace.options, SimClock(EPOCH_NS + 1_000 * SECOND_NS))
         found = driver.history.states[0]
         for index in range(admitted, acked - 1, -1):
@@ -221,18 +220,18 @@ class Checker:
         )
 
     def _kill(self, driver: StoreDriver, found: int, rng: Random) -> None:
-        """Recovery is idempotent."""
+        """Check that recovery is idempotent."""
         self.tally.again += 1
         self._recover(driver.disk.kill(), found, found)
 
     def _lose_power(self, driver: StoreDriver, found: int, rng: Random) -> None:
-        """What recovery serves is durable: the power may fail right after it."""
+        """Check that everything is durable after recovery, by a power loss right after it."""
         for outcome in (DROP, rng.choice(OUTCOMES)):
             self.tally.again += 1
             self._recover(driver.disk.crash(outcome, rng.randrange(1 << 30)), found, found)
 
     def _go_on(self, driver: StoreDriver, found: int, rng: Random) -> None:
-        """The store goes on where it was; nothing of the old life comes back after another crash."""
+        """Continue to use the store; after another crash, nothing from before the first crash may reappear."""
         trace = Trace(self.trace.label + "+", [], [], self.trace.options)
         self._extend(driver)
         driver.commit_and_wait()
@@ -252,7 +251,7 @@ class Checker:
             driver.create("AFTER")
 
     def _crash_in_recovery(self, disk: SimDisk, acked: int, admitted: int, rng: Random, depth: int) -> None:
-        """A crash at some operations of the recovery, and of the recovery from one of these."""
+        """Crash at some operations of the recovery, and of the recovery after one of these crashes."""
         taken: list[DiskSnapshot] = []
         disk.before_op = lambda op: taken.append(disk.snapshot())
         driver, found = self._recover(disk, acked, admitted)
@@ -276,14 +275,14 @@ LOSE_POWER = 1
 
 
 def demand_equal(driver: StoreDriver) -> None:
-    """The store as it runs holds what the model holds, memory streams included."""
+    """Check that the running store equals the model, memory streams included."""
     for name, log in driver.store.logs.items():
-        require(read_log_state(log) == driver.get_model(name).to_state(), f"{name} is not what the model has")
+        require(read_log_state(log) == driver.get_model(name).to_state(), f"{name} differs from the model")
     check_store(driver.store)
 
 
 def demand_sound(driver: StoreDriver) -> None:
-    """The index equals a scan, and a mere power loss is not reported as damage."""
+    """Check that the index equals a scan, and that a power loss alone is not reported as damage."""
     check_store(driver.store)
     report = driver.store.report()
     for log in driver.store.logs.values():

@@ -1,4 +1,4 @@
-"""Runs of small workloads on a disk that fails, and what must hold then: what was acknowledged survives."""
+"""Runs small workloads on a failing disk, and checks that everything acknowledged survives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DROP = OUTCOMES_BY_NAME["drop"]
 
 
 class Outcome:
-    """What a run came to: its driver, and the error that ended it."""
+    """The result of a run: its driver, and the error that ended it."""
 
     def __init__(self, driver: StoreDriver | None, error: Exception | None, disk: SimDisk) -> None:
         self.driver = driver
@@ -33,7 +33,7 @@ class Outcome:
 
 
 def run(word: str, fault: Fault | None, seed: int = 0) -> Outcome:
-    """A small workload on the prepared disk, with a fault in force from the start of recovery on."""
+    """Run a small workload on the prepared disk, with a fault that is active from the start of recovery."""
     disk = SimDisk(seed, snapshot=prepared().snapshot)
     if fault is not None:
         disk.faults.add(fault)
@@ -47,7 +47,7 @@ def run(word: str, fault: Fault | None, seed: int = 0) -> Outcome:
 
 
 def calls(word: str, kinds: tuple[str, ...]) -> int:
-    """How many calls of these kinds a workload makes on a good disk."""
+    """Return how many calls of these kinds a workload makes on a disk without faults."""
     disk = SimDisk(0, snapshot=prepared().snapshot)
     counter = Fault(nth=1 << 60, kinds=kinds)
     disk.faults.add(counter)
@@ -56,7 +56,7 @@ def calls(word: str, kinds: tuple[str, ...]) -> int:
 
 
 def survives(outcome: Outcome, rng: Random) -> None:
-    """Started again after a kill or a power loss, the store holds what was acknowledged."""
+    """Check that the store has everything acknowledged after a kill or a power loss."""
     for after in (
         outcome.disk.kill(),
         outcome.disk.crash(DROP),
@@ -73,7 +73,7 @@ def survives(outcome: Outcome, rng: Random) -> None:
 
 
 def goes_silent(outcome: Outcome) -> None:
-    """After a failed sync nothing is acknowledged any more, and the store says why."""
+    """Check that nothing is acknowledged after a failed sync, and that the store reports why."""
     driver = outcome.driver
     if driver is None:
         return
@@ -95,7 +95,7 @@ def goes_silent(outcome: Outcome) -> None:
 
 
 def goes_on(outcome: Outcome) -> None:
-    """Once there is room again, what waited for it becomes durable, and more is taken."""
+    """Check that pending changes become durable, and new ones are accepted, when there is space again."""
     driver = outcome.driver
     outcome.disk.faults.clear()
     if driver is None:

@@ -1,6 +1,6 @@
-"""Every byte of a store rotten, one after another: `python -m tests.crash.enumerate_bit_rot --jobs 2`.
+"""Damages every byte of a store, one after another: `python -m tests.crash.enumerate_bit_rot --jobs 2`.
 
-One bit of each byte is flipped, the store is opened and examined; places that break a promise are printed.
+Flips one bit of each byte, opens the store and checks it; prints the positions that violate a guarantee.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Crash points by the million: `python -m tests.crash.enumerate_crash_points --points 2000000 --jobs 2`.
 
-Works through scripted workloads with ever new orders of their lanes and all small workloads, until enough
-points were tried; prints a line a minute and keeps the figures, so that a run that was ended goes on later.
+Runs scripted workloads with varying orders of their disk queues, and all small workloads, until enough points were
+tried; prints a line per minute and saves the figures, so that a run can be continued later.
 `--replay LABEL` repeats one point. `--full-seconds N` crashes on disks that are full or nearly so, `--full LABEL`
 repeats one of these.
 """
@@ -25,7 +25,7 @@ from .workloads import SCRIPTED, words
 
 
 def stories(start: int) -> Iterator[str]:
-    """Labels without end: scripted ones by seed, the small ones strewn between."""
+    """Yield labels without end: scripted workloads by seed, mixed with small ones."""
     spelled = iter(words())
     for seed in count(start):
         for name in SCRIPTED:
@@ -41,7 +41,7 @@ def calm() -> None:
 
 
 def work(label: str) -> tuple[str, Tally, str]:
-    """All points of one workload; the text of the first violation, if any."""
+    """Check all points of one workload; return the text of the first violation, if any."""
     checker = Checker(trace_of(label))
     try:
         return label, checker.run(), ""
@@ -50,15 +50,15 @@ def work(label: str) -> tuple[str, Tally, str]:
 
 
 def replay(label: str) -> None:
-    """One point again: "append/0:37:torn at 512"."""
+    """Check one point again: "append/0:37:torn at 512"."""
     trace, number, outcome = label.rsplit(":", 2)
     checker = Checker(trace_of(trace))
     checker.check(int(number), outcome)
-    print(f"{label} holds: {checker.tally}")
+    print(f"{label} passed: {checker.tally}")
 
 
 def load(figures: Path) -> tuple[Tally, int]:
-    """What an earlier run came to, and the number of the story it would have gone on with."""
+    """Return the figures of earlier runs, and the number of the next workload."""
     if not figures.exists():
         return Tally(), 0
     saved = json.loads(figures.read_text())
@@ -71,7 +71,7 @@ def save(figures: Path, total: Tally, following: int) -> None:
 
 
 def campaign(points: int, jobs: int, start: int, figures: Path) -> int:
-    """Goes on where an earlier run ended, until all runs together have tried enough points."""
+    """Continue after the last run, until all runs together have tried enough points."""
     total, done = load(figures)
     failures, started, told = 0, time.monotonic(), 0.0
     print(

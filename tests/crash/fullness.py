@@ -1,8 +1,8 @@
 """Crashes on a disk that is full, or nearly so: a store starts again in the space it had.
 
-A workload is run on a disk of limited size. Every crash then finds either the same limit, or, as if somebody else had
-filled the disk, not one free byte. The promises: the store opens, it holds what was acknowledged, recoveries
-that are killed one after another do not use more and more space, and a purge is durable and frees the files.
+A workload is run on a disk of limited size. After a crash the disk has either the same limit or, as if other files had
+filled it, no free byte. The guarantees: the store opens, it has everything acknowledged, recoveries that are killed one
+after another do not use more and more space, and a purge is durable and frees the files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KILLS = 5
 
 
 class CrampedDriver(StoreDriver):
-    """Goes on where the disk is full: a message that is refused is in neither the store nor the model."""
+    """Continues on a full disk: a refused message is in neither the store nor the model."""
 
     refused = 0
 
@@ -63,14 +63,14 @@ class CrampedDriver(StoreDriver):
 
 
 def replay(label: str) -> None:
-    """Repeats one crash, named such as "grow/0@65536@0.5:75:kill:none"."""
+    """Repeat one crash, with a label such as "grow/0@65536@0.5:75:kill:none"."""
     name, number, outcome, spare = label.split(":")
     workload, headroom, level = name.split("@")
     FullChecker(record(workload, int(headroom), float(level))).check(int(number), outcome, spare)
 
 
 def largest(story: Workload, seed: str, options: StoreOptions) -> tuple[int, int]:
-    """Bytes in use when a store was just made, and at most while a workload runs on a large disk."""
+    """Return the bytes in use by a new store, and the maximum while a workload runs on a large disk."""
     disk = SimDisk(0)
     driver = CrampedDriver(disk, options)
     driver.run_until_idle()
@@ -103,7 +103,7 @@ def grow(driver: StoreDriver, rng: Random) -> None:
 
 
 def acknowledge(driver: StoreDriver, rng: Random) -> None:
-    """Fills the disk, then only notes are written, as acknowledgements are."""
+    """Fills the disk, then writes only metadata, as acks do."""
     driver.create("A")
     for _ in range(30):
         driver.append("A", b"a", rng.choice((300, 900)))
@@ -124,7 +124,7 @@ def run_word(word: str, driver: StoreDriver, rng: Random) -> None:
 
 
 def record(label: str, headroom: int, level: float) -> Trace:
-    """Runs a workload on a limited disk; it ends early where a frame finds no room."""
+    """Run a workload on a limited disk; it ends early if a frame finds no space."""
     name, _, seed = label.partition("/")
     options = replace(TINY, headroom_bytes=headroom)
     story = partial(run_word, seed) if name == "small" else STORIES[name]
@@ -145,7 +145,7 @@ def record(label: str, headroom: int, level: float) -> Trace:
     try:
         story(driver, Random(label))
     except (StoreError, IndexError):
-        pass  # a frame or a pin finds no room, or there is no message to choose from
+        pass  # a frame or a pin finds no space, or there is no message to choose from
     before(("end",))
     disk.before_op = None
     name = f"{label}@{headroom}@{level}"
@@ -154,13 +154,13 @@ def record(label: str, headroom: int, level: float) -> Trace:
 
 @dataclass
 class Filled:
-    """How much was tried."""
+    """Counts of the trials."""
 
     points: int = 0
     in_place: int = 0
     kills: int = 0
     purges: int = 0
-    exhausted: int = 0  # the journal had no room left for a purge
+    exhausted: int = 0  # the journal had no space left for a purge
     seconds: float = 0.0
 
     def add(self, other: Filled) -> None:
@@ -176,7 +176,7 @@ class Filled:
 
 
 class FullChecker:
-    """Crashes at the points of a trace on a limited disk."""
+    """Checks crashes at the points of a trace on a limited disk."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -226,7 +226,7 @@ class FullChecker:
             self._purge(driver, rng)
 
     def _relieve(self, driver: CrampedDriver, rng: Random) -> None:
-        """Somebody frees space: the store takes messages again, and is whole after another crash."""
+        """Free space: the store must accept messages again, and be complete after another crash."""
         driver.disk.capacity = None
         driver.store.on_idle()
         self._rest(driver)
@@ -240,7 +240,7 @@ class FullChecker:
         self._demand_found(driver.disk, driver.model.to_state(), rng)
 
     def _demand_found(self, disk: SimDisk, expected: StoreState, rng: Random) -> None:
-        """After another crash the store holds this and reports no damage."""
+        """Check that the store has this state after another crash and reports no damage."""
         snapshot = disk.snapshot()
         if rng.random() < 0.5:
             snapshot = snapshot.power_loss(rng.choice(OUTCOMES), Random(rng.random()))
@@ -267,7 +267,7 @@ class FullChecker:
         raise Violation("neither the acknowledged state nor a later one")
 
     def _kill_recoveries(self, disk: SimDisk, point: Point, rng: Random) -> SimDisk:
-        """Recoveries that are killed at some operation, one after another: the space in use does not grow."""
+        """Kill recoveries at some operation, one after another: the space in use must not grow."""
         allowed, used = max(disk.capacity or 0, disk.used()), []
         for _ in range(KILLS):
             taken: list[DiskSnapshot] = []
@@ -279,18 +279,18 @@ class FullChecker:
             disk.capacity = capacity
             used.append(disk.used())
             self.tally.kills += 1
-        require(max(used) <= allowed, f"recoveries use more than there is: {used}")
+        require(max(used) <= allowed, f"recoveries use more space than allowed: {used}")
         return disk
 
     def _rest(self, driver: CrampedDriver) -> None:
-        """Lets the store do all it can do now, as a broker does that looks after it every second."""
+        """Run everything that the store can do now, like a broker that calls `on_idle` every second."""
         for _ in range(4):
             driver.run_until_idle()
             driver.store.on_idle()
         driver.run_until_idle()
 
     def _purge(self, driver: CrampedDriver, rng: Random) -> None:
-        """An operator empties or deletes everything: that is durable, and the files go."""
+        """Purge or delete everything: that must be durable and remove the files."""
         self.tally.purges += 1
         disk = driver.disk
         for name in sorted(driver.model.logs):

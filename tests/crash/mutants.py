@@ -1,6 +1,6 @@
 """Bugs planted in the store, one by one; the harness must catch each: `python -m tests.crash.mutants [name ...]`.
 
-A mutant is a small patch of the real store, applied in a process of its own, and the trials that should see it.
+A mutant is a small patch of the real store, applied in a separate process, and the trials that should detect it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from random import Random
 from typing import Any
 
 from headrace.sim import Fault
-from headrace.storage import format
-from headrace.storage import store as stores
-from headrace.storage.checkpoint import checkpoint_writer, load
+from headrace.storage import format, frame_builder
+from headrace.storage.checkpoint import checkpoint_writer, load, running_checkpoint
 from headrace.storage.journal import journal_writer, sync_marker
 from headrace.storage.log import file_log
 from headrace.storage.log.log import StreamLog
 from headrace.storage.maintenance import compaction, flush, gc
-from headrace.storage.recovery import load_stream, recovery, replay
+from headrace.storage.recovery import load_stream, recovery, replay, scanned_journal
 from headrace.storage.segments import column_file
 from headrace.storage.segments import segment as segments
 from headrace.storage.store import Store
@@ -91,7 +90,7 @@ def ack_before_sync(patch: Patch) -> None:
 
 
 def witness_before_sync(patch: Patch) -> None:
-    """A frame is said to be synced before it is."""
+    """The sync marker is written before the frame is synced."""
 
     def mutate(old: Any) -> Any:
         def ops(self: Any, *a: Any) -> list[Any]:
@@ -105,8 +104,8 @@ def witness_before_sync(patch: Patch) -> None:
 
 
 def witness_not_heard(patch: Patch) -> None:
-    """A bad frame at the end is a tear, whoever says that it was synced."""
-    patch(recovery, "read_latest", lambda old: lambda *a: None)
+    """A bad frame at the end counts as a torn tail although the sync marker says that it was synced."""
+    patch(scanned_journal, "read_latest", lambda old: lambda *a: None)
 
 
 def head_outside_the_checksum(patch: Patch) -> None:
@@ -149,22 +148,22 @@ def _unverified(data: Any, at: int, seed: int, offset: int) -> format.BlockHeade
 
 
 def cut_in_mid_log(patch: Patch) -> None:
-    """Recovery ends at the first bad frame, whatever follows."""
+    """Recovery stops at the first bad frame, even if valid frames follow."""
 
     def mutate(old: Any) -> Any:
-        def replayed(self: Any, store: Any, replay: Any, after: int) -> int:
-            numbers = sorted(frame.number for scanned in self.scanned_files for frame in scanned.frames)
+        def replayed(self: Any, replay: Any, after: int) -> int:
+            numbers = sorted(frame.number for scanned in self.files for frame in scanned.frames)
             good = after
             for number in numbers:
                 if number == good + 1 or (good == after and number == numbers[0]):
                     good = number
-            for scanned in self.scanned_files:
+            for scanned in self.files:
                 scanned.frames = [frame for frame in scanned.frames if frame.number <= good]
-            return int(old(self, store, replay, after))
+            return int(old(self, replay, after))
 
         return replayed
 
-    patch(recovery._Recovery, "_replay_journal", mutate)
+    patch(scanned_journal.ScannedJournal, "replay", mutate)
 
 
 def journal_folder_not_synced(patch: Patch) -> None:
@@ -192,11 +191,11 @@ def _without_in_run(self: Any, old: Any, folder: str, *arguments: Any) -> None:
 
 def streams_folder_not_synced(patch: Patch) -> None:
     patch(checkpoint_writer, "sync_ops", lambda old: lambda unsynced: without(old(unsynced), "syncdir"))
-    patch(stores, "large_message_ops", lambda old: lambda *a: without(old(*a), "syncdir"))
+    patch(frame_builder, "large_message_ops", lambda old: lambda *a: without(old(*a), "syncdir"))
 
 
 def sequence_reuse(patch: Patch) -> None:
-    """The last sequence is taken from the messages that live."""
+    """The last sequence is computed from the live messages."""
 
     def mutate(old: Any) -> Any:
         def restored(*arguments: Any) -> Any:
@@ -210,20 +209,20 @@ def sequence_reuse(patch: Patch) -> None:
 
 
 def snapshot_over_journal(patch: Patch) -> None:
-    """Live bits of the checkpoint are believed; removals in the journal after it are not."""
+    """Live bits of the checkpoint are used; removals in the journal after it are ignored."""
     patch(replay.Replay, "_apply_removals", lambda old: lambda self, ident, data: None)
 
 
 def retried_sync(patch: Patch) -> None:
-    """A failed commit is synced once more, and believed."""
+    """A failed sync is retried, and its success is trusted."""
 
     def mutate(old: Any) -> Any:
-        def done(self: Any, tick: int, logs: Any, larges: Any, mark: int, error: OSError | None) -> None:
+        def done(self: Any, frame: Any, error: OSError | None) -> None:
             if error is None:
-                old(self, tick, logs, larges, mark, None)
+                old(self, frame, None)
             else:
                 again = [("sync", format.journal_path(self.journal._current_file))]
-                self.disk.submit("commit", again, lambda _: old(self, tick, logs, larges, mark, None))
+                self.disk.submit("commit", again, lambda _: old(self, frame, None))
 
         return done
 
@@ -279,7 +278,7 @@ def mark_before_synced(patch: Patch) -> None:
     patch(
         checkpoint_writer.Checkpointer,
         "_make_write_ops",
-        lambda old: lambda self: without(old(self), "sync", "syncdir"),
+        lambda old: lambda self, running: without(old(self, running), "sync", "syncdir"),
     )
 
 
@@ -289,7 +288,7 @@ def segments_not_synced(patch: Patch) -> None:
 
 
 def journal_released_too_early(patch: Patch) -> None:
-    """Files of the journal are free when a checkpoint begins, not when it is proven."""
+    """Journal files are reused when a checkpoint starts, not when it is durable."""
 
     def mutate(old: Any) -> Any:
         def begin(self: Any, *arguments: Any, **options: Any) -> None:
@@ -308,17 +307,17 @@ def block_not_verified(patch: Patch) -> None:
 
 def large_not_synced(patch: Patch) -> None:
     """The frame that refers to a large message is durable before the message."""
-    patch(stores, "large_message_ops", lambda old: lambda *a: without(old(*a), "sync"))
+    patch(frame_builder, "large_message_ops", lambda old: lambda *a: without(old(*a), "sync"))
 
 
 def checkpoint_of_an_open_frame(patch: Patch) -> None:
-    """Sections are taken of what the frame under construction is changing."""
+    """Sections are captured from logs that the open frame has changed."""
 
-    def take(self: Any) -> None:
-        while self._to_capture:
-            self._capture_next()
-        self._captured_frame = self._store.frame_number - 1
-        self._flush_target = self._store.flusher.added_count
+    def take(self: Any, running: Any) -> None:
+        while running.to_capture:
+            self._capture(running, running.to_capture.popleft())
+        running.captured_frame = self._store.frame_number - 1
+        running.flush_target = self._store.flusher.added_count
 
     patch(checkpoint_writer.Checkpointer, "_capture_sections", lambda old: take)
 
@@ -329,22 +328,22 @@ def replayed_twice(patch: Patch) -> None:
 
 
 def identity_outside_the_checksum(patch: Patch) -> None:
-    """A block is good wherever it lies: files can be swapped."""
+    """A block is valid at any position, so files can be swapped."""
     patch(segments, "compute_segment_seed", lambda old: lambda store, ident, segment: 0)
     patch(load_stream, "is_segment_header", lambda old: lambda *a: True)
 
 
 def watermarks_left_out(patch: Patch) -> None:
-    """A frame does not speak for the one before it."""
+    """A frame does not contain the watermarks of the one before it."""
 
     def mutate(old: Any) -> Any:
-        def close_frame(self: Any, kind: int) -> Any:
+        def seal(self: Any, kind: int, *, is_full: bool) -> Any:
             self._prev_watermarks = b""
-            return old(self, kind)
+            return old(self, kind, is_full=is_full)
 
-        return close_frame
+        return seal
 
-    patch(Store, "_build_frame", mutate)
+    patch(frame_builder.FrameBuilder, "seal", mutate)
 
 
 def deleted_at_once(patch: Patch) -> None:
@@ -374,7 +373,7 @@ def sections_not_verified(patch: Patch) -> None:
 
 
 def dead_again_alive(patch: Patch) -> None:
-    """What died while its segment was merged lives in the merged one."""
+    """A message removed during compaction is live in the compacted segment."""
     patch(compaction._CompactionJob, "_tombstone_removed", lambda old: lambda self, old_segments: None)
 
 
@@ -389,7 +388,7 @@ def ids_of_another_generation(patch: Patch) -> None:
 
 
 def counted_before_its_turn(patch: Patch) -> None:
-    """What is useless in the queue counts as written while what stands in front of it is under way."""
+    """An obsolete item of the flush queue counts as written while the items before it are not written yet."""
 
     def mutate(old: Any) -> Any:
         def take(self: Any) -> Any:
@@ -407,8 +406,8 @@ def counted_before_its_turn(patch: Patch) -> None:
 
 
 def deletion_before_its_frame(patch: Patch) -> None:
-    """A checkpoint without a stream is durable before the frame that ends it."""
-    patch(checkpoint_writer.Checkpointer, "_get_delete_frame", lambda old: lambda self: 0)
+    """A checkpoint without a stream is durable before the frame that deletes the stream."""
+    patch(running_checkpoint.RunningCheckpoint, "get_delete_frame", lambda old: lambda self: 0)
 
 
 def scripted(*labels: str) -> Callable[[], Iterator[int]]:

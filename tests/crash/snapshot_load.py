@@ -1,7 +1,7 @@
 """A writer at full speed whose pins another process reads: `python -m crash.snapshot_load [seconds]`.
 
-The writer keeps the truth as a running digest of the live messages, so that a pin costs it nothing; several
-pins are out at any time, so that files are compacted and recycled underneath readers.
+The writer computes a running digest of the live messages, so that a pin costs it nothing; several pins exist at any
+time, so that files are compacted and recycled while they are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TESTS = Path(__file__).parent.parent
 
 @dataclass
 class Tally:
-    """What happened, and what must be true."""
+    """Counts of the run, and the expected content."""
 
     live: list[int] = field(default_factory=list)
     digest: int = 0
@@ -82,7 +82,7 @@ class Load:
         return self.tally
 
     def change(self) -> None:
-        """A tick's worth of appends and removals."""
+        """Append and remove messages for one tick."""
         rng, tally = self.rng, self.tally
         for _ in range(rng.randrange(400)):
             seq = self.log.last_seq + 1
@@ -95,7 +95,7 @@ class Load:
             self.trim(len(tally.live) - MESSAGES_MAX // 2)
 
     def remove(self, count: int) -> None:
-        """Some from anywhere, so that segments become sparse and are merged."""
+        """Remove messages at random positions, so that segments become sparse and are compacted."""
         live = self.tally.live
         for _ in range(min(count, len(live) // 2)):
             seq = live.pop(self.rng.randrange(len(live)))
@@ -121,7 +121,7 @@ class Load:
             self.tally.checkpoints += 1
 
     def settle(self) -> None:
-        """Everything is durable, and written behind: the back-pressure that a broker applies."""
+        """Wait until everything is durable and flushed: the backpressure that a broker applies."""
         self.disk.drain()
         while self.store.dirty and self.store.poisoned is None:
             self.store.commit()
@@ -132,7 +132,7 @@ class Load:
             self.posted.popleft()()
 
     def take(self) -> None:
-        """A pin of what is admitted now; it may be told once that is durable."""
+        """Pin what is admitted now; the pin may be announced once that is durable."""
         made = create_pin(self.store, self.log, lease_s=3600, now_ns=time.time_ns())
         truth = f"{made.id} {self.log.last_seq} {len(self.tally.live)} {self.tally.digest % 2**64}\n"
         self.out[made.id] = made
@@ -174,7 +174,7 @@ class Load:
 
 
 def load(root: Path, seconds: float, seed: int) -> Tally:
-    """Writes and reads for that long; the tally says what was wrong."""
+    """Write and read for that long; the tally lists what was wrong."""
     running = Load(root, seed)
     try:
         return running.run(seconds)

@@ -1,6 +1,6 @@
-"""A process that reads pins and compares each with what its writer says is true.
+"""A process that reads pins and compares each with the content that the writer expects.
 
-Lines on standard input: `pin position count digest`; answers on standard output: `ok pin` or what is wrong.
+Lines on standard input: `pin position count digest`; lines on standard output: `ok pin` or what is wrong.
 Each pin is read twice: a retry must give the same rows.
 """
 
@@ -18,7 +18,7 @@ _MASK = (1 << 64) - 1
 
 
 def payload_of(seq: int) -> bytes:
-    """What message `seq` holds: its length and its bytes follow from the number. Some are large."""
+    """Return the payload of message `seq`: length and bytes follow from the number. Some are large."""
     repeats = 2500 if seq % 499 == 0 else 1 + seq * 7 % 40
     return (seq * _MIX & _MASK).to_bytes(8, "little") * repeats
 
@@ -28,7 +28,7 @@ def subject_of(seq: int) -> bytes:
 
 
 def digest(seq: int) -> int:
-    """Summed over a set of sequences (modulo 2**64) this stands for the set."""
+    """Return a digest; its sum over a set of sequences (modulo 2**64) identifies the set."""
     mixed = seq * _MIX & _MASK
     return (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & _MASK
 
@@ -41,7 +41,7 @@ def digest_all(seqs: np.ndarray) -> int:
 
 
 def inspect(root: str, pin: str, position: int, count: int, expected: int) -> str:
-    """What is wrong with a pin; empty if it is as it should be."""
+    """Return what is wrong with a pin; empty if nothing is."""
     found, total, before = 0, 0, 0
     with headrace.read(root, STREAM, pin=pin, columns=["seq", "subject", "data"], batch_rows=5000) as reading:
         if reading.position != position:
@@ -57,7 +57,7 @@ def inspect(root: str, pin: str, position: int, count: int, expected: int) -> st
                 if data != payload_of(seq) or subject.encode() != subject_of(seq):
                     return f"message {seq} is not what was written"
     if (found, total) != (count, expected):
-        return f"{found} rows instead of {count}, or others than those that live"
+        return f"{found} rows instead of {count}, or the wrong ones"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Sizes of the stores under test: so small that every file turns over within a few messages."""
+"""Sizes of the stores under test: so small that every file is filled and replaced within a few messages."""
 
 from headrace.storage import StoreOptions
 

@@ -1,4 +1,4 @@
-"""A process that writes to a store on real files and tells, after each commit, what was acknowledged.
+"""A process that writes to a store on real files and prints, after each commit, what was acknowledged.
 
 Lines on standard output: `stream last_seq first_live`. The parent kills it at a random instant.
 """
@@ -23,7 +23,7 @@ class WallClock:
 
 
 def payload_of(name: str, seq: int) -> bytes:
-    """What message `seq` of a stream holds, so that the parent can tell without being told."""
+    """What message `seq` of a stream holds, so that the parent can check it."""
     rng = Random(f"{name}/{seq}")
     size = 40_000 if seq % 97 == 0 else rng.randrange(400)
     return rng.randbytes(size)
@@ -39,16 +39,25 @@ def main(root: str) -> None:
     write_ticks(store, posted)
 
 
+class CommitPrinter:
+    """Prints the lines of a frame once it is durable."""
+
+    def __init__(self) -> None:
+        self.sealed: dict[int, list[str]] = {}
+
+    def on_frame_durable(self, frame: int) -> None:
+        for number in [number for number in self.sealed if number <= frame]:
+            os.write(1, "".join(self.sealed.pop(number)).encode())
+
+    def on_full(self) -> None:
+        """Nothing to do: it goes on when there is space."""
+
+
 def write_ticks(store: Store, posted: deque[Callable[[], None]]) -> None:
     """Ticks without end: appends, front trims, and a line for each stream once a frame is durable."""
     rng = Random(os.getpid())
-    sealed: dict[int, list[str]] = {}
-
-    def committed(frame: int) -> None:
-        for number in [number for number in sealed if number <= frame]:
-            os.write(1, "".join(sealed.pop(number)).encode())
-
-    store.on_commit = committed
+    printer = CommitPrinter()
+    store.set_observer(printer)
     while True:
         for name, log in sorted(store.logs.items()):
             for _ in range(rng.randrange(20)):
@@ -60,7 +69,7 @@ def write_ticks(store: Store, posted: deque[Callable[[], None]]) -> None:
                 posted.popleft()()
         lines = [f"{name} {log.last_seq} {log.first_seq}\n" for name, log in sorted(store.logs.items())]
         if store.dirty:
-            sealed[store.frame_number] = lines
+            printer.sealed[store.frame_number] = lines
             store.commit()
 
 

@@ -1,4 +1,4 @@
-"""Bits flip, files are cut, swapped, zeroed, replaced by older ones: detected, confined, nothing deleted."""
+"""Flipped bits and truncated, swapped, zeroed or outdated files are detected; damage is confined, nothing is deleted."""
 
 from collections.abc import Callable
 from random import Random
@@ -41,7 +41,7 @@ def test_a_rotten_last_frame_is_reported_rather_than_cut() -> None:
     path, offset = last_tick(rotten.files)
     for place in range(offset, offset + 200, 7):
         verdict = examine(rotten, {path: flipped(rotten.files[path], place, place % 8)})
-        assert verdict.reported, f"byte {place} of the last frame rotted without a word"
+        assert verdict.reported, f"byte {place} of the last frame is damaged and not reported"
         assert verdict.unreadable
 
 
@@ -50,7 +50,7 @@ def test_after_a_kill_no_frame_that_was_synced_passes_for_a_tear() -> None:
     path, offset = last_tick(rotten.files)
     for place in range(offset, offset + 200, 7):
         verdict = examine(rotten, {path: flipped(rotten.files[path], place, place % 8)})
-        assert verdict.reported, f"byte {place} of the last frame rotted without a word"
+        assert verdict.reported, f"byte {place} of the last frame is damaged and not reported"
         assert verdict.unreadable
 
 
@@ -69,7 +69,7 @@ def test_without_the_witness_a_later_head_proves_what_lies_before_it() -> None:
     path, offset = last_tick(rotten.files)
     content, old = rotten.files[path], {"journal/synced": b""}  # after a power loss it may be old
     last = flipped(content, offset + 100, 1)
-    assert reported(rotten, {path: last, **old}).healthy  # no one can tell this from a tear
+    assert reported(rotten, {path: last, **old}).healthy  # this cannot be distinguished from a torn tail
     before = offset - 512
     while content[before : before + 4] != b"HRfr":
         before -= 512
@@ -77,7 +77,7 @@ def test_without_the_witness_a_later_head_proves_what_lies_before_it() -> None:
 
 
 def reported(rotten: Rotten, damaged: dict[str, bytes]) -> RecoveryReport:
-    """What is said of a store whose last frame is lost, whether anybody can know it or not."""
+    """Return the report of a store whose last frame is lost, whether that can be detected or not."""
     disk = SimDisk(snapshot=rotten.snapshot)
     for path, content in damaged.items():
         disk.corrupt(path, content)
@@ -92,7 +92,7 @@ def test_after_a_clean_end_no_frame_is_needed() -> None:
 
 
 def last_tick(files: dict[str, bytes]) -> tuple[str, int]:
-    """The path and place of the newest frame that holds messages."""
+    """Return path and offset of the newest frame with messages."""
     from headrace.storage.format import ALIGN, COMMIT, parse_frame
 
     found = (0, "", 0)

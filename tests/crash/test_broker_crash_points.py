@@ -1,8 +1,8 @@
 """Crashes under the API: a broker on a simulated disk is stopped at every disk operation, with every outcome.
 
-The store must come back in a state that the broker had sealed, not older than the last one it had answered for; so a
-batch, an expiry with its marker, a removal with its acknowledgement are there as a whole or not at all. Then the
-broker itself starts on it, and nothing that is overdue comes back.
+The store must recover to a state that the broker had sealed, not older than the last one it had replied for; so a
+batch, an expiry with its marker, and a removal with its ack are recovered completely or not at all. Then the broker
+itself starts on it, and no expired message may reappear.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.sim.checkers.store_invariants import read_state
 from headrace.sim.checkers.store_model import StoreState
 from headrace.sim.sim_broker import SimBroker
 from headrace.sim.workloads.store_driver import CommitHistory
-from headrace.storage import Store
+from headrace.storage import Store, StoreObserver
 
 from .crash_points import Checker, Point, Trace
 from .store_sizes import TINY
@@ -67,7 +67,7 @@ def batches(broker: SimBroker, rng: Random) -> None:
 
 
 def ages(broker: SimBroker, rng: Random) -> None:
-    """Messages with a life of their own, and markers in their place."""
+    """Messages with a TTL, and delete markers."""
     broker.call(
         "STREAM.CREATE.T",
         name="T",
@@ -97,7 +97,7 @@ CONFIGS_OF_A = tuple(config for config in CONFIGS if "max_age" not in config)
 
 
 def anything(broker: SimBroker, rng: Random) -> None:
-    """Whatever clients may do, in any order."""
+    """All operations of clients, in random order."""
     for turn in range(45):
         name = rng.choice("ABC")
         ANYTHING[rng.randrange(len(ANYTHING))](broker, rng, name, turn)
@@ -163,7 +163,7 @@ class Recorded(Trace):
 
 
 def record(name: str, seed: int, stories: Mapping[str, Story] = STORIES) -> Recorded:
-    """Run a story; keep the disk and the time before each of its operations, and the state of each frame."""
+    """Run a workload; record the disk and the time before each of its operations, and the state of each frame."""
     disk, clock, points, times = SimDisk(seed), SimClock(), [], []
     history: CommitHistory | None = None
 
@@ -175,7 +175,7 @@ def record(name: str, seed: int, stories: Mapping[str, Story] = STORIES) -> Reco
     disk.before_op = before
     broker = SimBroker(disk, TINY, clock)
     history = CommitHistory(read_state(broker.store))
-    _watch(broker.store, history)
+    _watch(broker, history)
     broker.start()
     stories[name](broker, Random(f"{name}/{seed}"))
     before(("end",))
@@ -185,25 +185,38 @@ def record(name: str, seed: int, stories: Mapping[str, Story] = STORIES) -> Reco
 
 
 def _state(store: Store) -> StoreState:
-    """Everything the frame makes durable; facts that are noted in steps are what their owner says they are."""
+    """Return everything that the frame makes durable; metadata with merge operands is compacted by its owner."""
     logs, facts = read_state(store)
     folds = [(key, value, store.metadata._find_compactor(key)) for key, value in facts]
     return logs, tuple((key, fold(key) if fold else value) for key, value, fold in folds)
 
 
-def _watch(store: Store, history: CommitHistory) -> None:
-    """Note what each frame holds when it is sealed, and when it is durable."""
-    seal, commit = store.commit, store.on_commit
+class _CommitRecorder:
+    """Records when a frame is durable, before the broker is called."""
+
+    def __init__(self, history: CommitHistory, broker: StoreObserver) -> None:
+        self._history = history
+        self._broker = broker
+
+    def on_frame_durable(self, frame: int) -> None:
+        self._history.record_commit(frame)
+        self._broker.on_frame_durable(frame)
+
+    def on_full(self) -> None:
+        self._broker.on_full()
+
+
+def _watch(broker: SimBroker, history: CommitHistory) -> None:
+    """Record the content of each frame when it is sealed, and when it becomes durable."""
+    store = broker.store
+    seal = store.commit
 
     def sealed() -> int:
         history.record_frame(store.frame_number, _state(store))
         return seal()
 
-    def committed(frame: int) -> None:
-        history.record_commit(frame)
-        commit(frame)
-
-    store.commit, store.on_commit = sealed, committed  # type: ignore[method-assign]
+    store.commit = sealed  # type: ignore[method-assign]
+    store.set_observer(_CommitRecorder(history, broker.jetstream.group_commit))
 
 
 @pytest.mark.slow
@@ -221,7 +234,7 @@ def test_a_crash_at_every_operation(name: str, seed: int) -> None:
 
 @pytest.mark.slow
 def test_nothing_overdue_comes_back() -> None:
-    """After a crash at any point the broker starts, at that time, with markers for what went, and never two."""
+    """After a crash at any point the broker starts with one marker, never two, for each expired subject."""
     trace = record("ages", 0)
     for number, point in enumerate(trace.points[::3]):
         after = point.snapshot.power_loss(OUTCOMES[number % len(OUTCOMES)], Random(number))

@@ -1,4 +1,4 @@
-"""Crashes under what streams can do besides keeping messages: stopped at every disk operation, with every outcome."""
+"""Crashes with stream features (fast batches, counters, schedules): at every disk operation, with every outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crashes on a full disk: the store starts again in the space it had, and a purge gets it out of there."""
+"""Crashes on a full disk: the store starts again in the space it had, and a purge frees space."""
 
 from collections.abc import Callable
 

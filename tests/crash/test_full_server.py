@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 200 MB that goes away again."""
+    """Mount a file system of 200 MB for the duration of a test."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def publish_to_full(client: Client, payload: bytes) -> int:
-    """Publishes until it is refused for want of space; returns the last sequence that was acknowledged."""
+    """Publish until a message is refused for lack of space; return the last acknowledged sequence."""
     last = 0
     for _ in range(10_000):
         answer = client.request("s.x", payload).json
@@ -53,7 +53,7 @@ def publish_to_full(client: Client, payload: bytes) -> int:
 
 
 def fill_up(folder: Path) -> None:
-    """Somebody else takes all that is left."""
+    """Fill the rest of the disk with another file."""
     with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(64 * 1024))

@@ -18,7 +18,7 @@ ROUNDS = 6
 
 
 class Publisher(threading.Thread):
-    """Publishes as fast as it can and remembers what was acknowledged, until the server is gone."""
+    """Publishes as fast as possible and records what was acknowledged, until the server is killed."""
 
     def __init__(self, port: int, life: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def check(server: Server, acked: dict[int, bytes], batches: dict[int, int]) -> N
 
 
 def _check_whole_batches(client: Client) -> None:
-    """Also a batch that was not acknowledged is there as a whole or not at all: each ends with its commit."""
+    """Check that every batch, even if not acknowledged, is stored completely or not at all."""
     state = client.api("STREAM.INFO.S")["state"]
     members = 0
     for seq in range(max(state["first_seq"], state["last_seq"] - 300), state["last_seq"] + 1):

@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent.parent
 
 
 def write_and_kill(root: Path, seconds: float) -> dict[str, tuple[int, int]]:
-    """Lets a writer run and kills it; returns what it said was durable: last and first sequence."""
+    """Run a writer and kill it; return what it reported as durable: last and first sequence."""
     child = subprocess.Popen(
         [sys.executable, "-m", "crash.store_writer", str(root)],
         stdout=subprocess.PIPE,
@@ -30,7 +30,7 @@ def write_and_kill(root: Path, seconds: float) -> dict[str, tuple[int, int]]:
     )
     assert child.stdout is not None
     os.set_blocking(child.stdout.fileno(), True)
-    told = child.stdout.readline()  # it is up: at least one frame is durable
+    told = child.stdout.readline()  # it runs: at least one frame is durable
     time.sleep(seconds)  # the instant is what is tested; there is nothing to wait for
     child.send_signal(signal.SIGKILL)
     rest, errors = child.communicate(timeout=30)

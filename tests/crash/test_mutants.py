@@ -1,4 +1,4 @@
-"""The harness catches bugs: some planted ones, quickly; `make mutants` tries all."""
+"""The harness catches planted bugs: a quick selection; `make mutants` tries all."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Another process reads through pins while the writer goes on at full speed: never a wrong row."""
+"""Another process reads pins while the writer runs at full speed: no row may be wrong."""
 
 import time
 

@@ -1,7 +1,7 @@
-"""Crash points that belong to every change: 50,000 and more, spread over the workers in equal parts.
+"""Crash points for every test run: at least 50,000, divided evenly among the workers.
 
-Every scripted workload is crashed at every operation with every outcome class; small workloads fill up.
-`make crash` goes on where this ends.
+Every scripted workload is crashed at every operation with every kind of outcome; small workloads make up the rest.
+`make crash` runs more.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Workloads for crash tests: short stories told to a driver, in which the power may fail at any operation."""
+"""Workloads for crash tests: short sequences of changes, during which the power may fail at any operation."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def rotate(driver: StoreDriver, rng: Random) -> None:
 
 
 def compact(driver: StoreDriver, rng: Random) -> None:
-    """Segments become sparse and are merged."""
+    """Segments become sparse and are compacted."""
     driver.create("A")
     for _ in range(5):
         some(driver, rng, "A", 8, 1_200)
@@ -204,7 +204,7 @@ def pins(driver: StoreDriver, rng: Random) -> None:
 
 
 def keys(driver: StoreDriver, rng: Random) -> None:
-    """Subjects that come once and go: they are forgotten, and the others get new ids."""
+    """Subjects with one message that is removed: they are dropped, and the others get new ids."""
     driver.create("A")
     driver.create("M")
     for turn in range(5):
@@ -222,7 +222,7 @@ def keys(driver: StoreDriver, rng: Random) -> None:
 
 
 def crowd(driver: StoreDriver, rng: Random) -> None:
-    """Streams come and go while a checkpoint is under way and blocks wait to be written."""
+    """Streams are created and deleted while a checkpoint is running and blocks wait to be written."""
     for _ in range(7):
         for name in "ABCD":
             if name not in driver.model.logs:
@@ -265,7 +265,7 @@ def everything(driver: StoreDriver, rng: Random) -> None:
 
 
 def turmoil(driver: StoreDriver, rng: Random) -> None:
-    """The same, while checkpoints are under way."""
+    """The same, while checkpoints are running."""
     _walk(driver, rng, (*STEPS, *HASTE, *HASTE))
 
 
@@ -370,7 +370,7 @@ LETTERS: dict[str, Callable[[StoreDriver], object]] = {
 
 
 def prepare(driver: StoreDriver) -> None:
-    """What every small workload finds: streams and facts, committed, partly in a checkpoint."""
+    """Create the initial state of every small workload: streams and metadata, committed, partly in a checkpoint."""
     for name in "ABM":
         driver.create(name)
     for _ in range(3):
@@ -392,7 +392,7 @@ def words(length: int = 3) -> Iterator[str]:
 
 
 def spell(driver: StoreDriver, word: str) -> None:
-    """Runs a small workload: each letter is an operation of its own frame."""
+    """Run a small workload: each letter is an operation in its own frame."""
     for letter in word:
         if letter == "m" and "M" not in driver.model.logs:
             driver.create("M")

@@ -15,6 +15,7 @@ from tests.crash import bit_rot
 from tests.crash.store_sizes import TINY
 
 from headrace._native import records_pure
+from headrace._native.record_header import RECORD_HEADER
 from headrace.errors import StoreError
 from headrace.sim import SimClock, SimDisk
 from headrace.storage import Store, StreamLog
@@ -25,7 +26,7 @@ from .input_generator import Maker
 from .target import Pair
 
 KINDS = ("closed", "idle", "killed")
-_HEAD = records_pure._RECORD_HEADER
+_HEAD = RECORD_HEADER
 
 
 class Case(NamedTuple):

@@ -1,7 +1,7 @@
 """A whole broker without sockets: hub, streams and clients over a simulated disk, in virtual time.
 
-`Box` is one life of a server; `Box(disk.crash(...), clock)` is the next. Nothing happens by itself: `run` lets everything
-that is due happen, `step` one piece of it.
+`Box` is one run of a server; `Box(disk.crash(...), clock)` is the next one after a crash. Nothing happens by itself:
+`run` runs everything that is due, `step` one piece of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from headrace._native import Parser
 from headrace.broker import Session, SessionLimits, SubjectRouter, Timers
 from headrace.broker.jetstream import AccountJetStream
+from headrace.broker.jetstream_settings import JetStreamSettings
 from headrace.sim import SimClock
 from headrace.sim.disk.sim_disk import SimDisk
 from headrace.storage import Store, StoreOptions
@@ -28,7 +29,7 @@ class Delivery(NamedTuple):
 
 
 class Owner:
-    """What carries a session in the simulation: nothing."""
+    """The owner of a session in the simulation; it does nothing."""
 
     client_ip = "127.0.0.1"
 
@@ -47,7 +48,7 @@ class Owner:
 
 
 class Box:
-    """One life of a server."""
+    """One run of a server, from its start to its end or crash."""
 
     def __init__(self, disk: SimDisk, clock: SimClock, options: StoreOptions) -> None:
         self.disk = disk
@@ -57,7 +58,7 @@ class Box:
         self.later: deque[Callable[[], object]] = deque()
         self.store = Store.open(disk, clock, options)
         self.jetstream = AccountJetStream(
-            self.hub, self.store, clock, self.timers, self.later.append, server_name="SIM"
+            self.hub, self.store, clock, self.timers, self.later.append, JetStreamSettings("SIM")
         )
         self.jetstream.start()
         self.clients: list[Client] = []
@@ -67,19 +68,19 @@ class Box:
         return self.clients[-1]
 
     def step(self) -> bool:
-        """One thing that is due happens; False when all is quiet."""
+        """Run one thing that is due; return False if there is none."""
         if self.later:
             self.later.popleft()()
             return True
         return self.disk.step()
 
     def run(self) -> None:
-        """Let everything happen that is due."""
+        """Run everything that is due."""
         while self.step():
             pass
 
     def advance(self, delta_ns: int) -> None:
-        """Let time pass, stopping wherever something is due."""
+        """Advance the time, and run everything when it is due."""
         end_ns = self.clock.now_ns() + delta_ns
         self.run()
         while (deadline := self.timers.next_deadline()) is not None and deadline <= end_ns:
@@ -90,7 +91,7 @@ class Box:
 
 
 class Client:
-    """A client that speaks the protocol to its session directly."""
+    """A client that passes protocol bytes to its session directly."""
 
     def __init__(self, box: Box, cid: int) -> None:
         self.box = box
@@ -110,21 +111,21 @@ class Client:
         self.send(b"PUB %s %s %d\r\n%s\r\n" % (subject, reply, len(payload), payload))
 
     def ask(self, subject: bytes, payload: bytes = b"") -> bytes:
-        """Send a request; the inbox of its answer."""
+        """Send a request; return the inbox of its reply."""
         self._requests += 1
         reply = b"%s.%d" % (self.inbox, self._requests)
         self.publish(subject, payload, reply)
         return reply
 
     def take(self) -> list[Delivery]:
-        """What has come since the last time."""
+        """Return the messages received since the last call."""
         if self.session in self.box.hub.dirty:
             self.box.hub.dirty.remove(self.session)
         arrived, self._arrived = self._arrived, []
         return arrived + list(deliveries(bytes(self.session.drain())))
 
     def api(self, operation: str, body: Any = None) -> dict[str, Any]:
-        """An API call, answered before anything else happens."""
+        """Call the API and run everything that is due; return the reply."""
         data = json.dumps(body).encode() if body is not None else b""
         reply = self.ask(b"$JS.API." + operation.encode(), data)
         self.box.run()
@@ -140,7 +141,7 @@ class Client:
 
 
 def deliveries(data: bytes) -> Any:
-    """Take MSG and HMSG lines apart; everything else is passed over."""
+    """Parse MSG and HMSG; skip everything else."""
     at = 0
     while at < len(data):
         end = data.index(b"\r\n", at)

@@ -1,4 +1,4 @@
-"""Which probes there are, found in the source, and which of them a run took."""
+"""Finds the code probes in the source, and counts those that a run hit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCE = Path(code_probes.__file__).parent
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Every call of `sometimes` in the source, with where it is."""
+    """Yield every call of `sometimes` in the source, with its location."""
     for path in sorted(SOURCE.rglob("*.py")):
         text = path.read_text()
         if "sometimes(" not in text:
@@ -24,12 +24,12 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
 
 
 def names() -> list[str]:
-    """Every name that is probed, sorted."""
+    """Return the names of all probes, sorted."""
     return sorted(call.args[0].value for _, call in calls() if isinstance(call.args[0], ast.Constant))
 
 
 def taken() -> Counter[str]:
-    """How often each was hit since this was last asked."""
+    """Return how often each probe was hit since the last call."""
     counts = Counter(code_probes.hits)
     code_probes.hits.clear()
     return counts

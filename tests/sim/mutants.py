@@ -1,4 +1,4 @@
-"""Bugs planted in the broker, one by one; simulated worlds must catch each: `python -m tests.sim.mutants [name ...]`."""
+"""Bugs planted in the broker, one by one; simulations must catch each: `python -m tests.sim.mutants [name ...]`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEEDS = 200
 
 
 def run_simulations(*, pair: bool | None = None, need: str = "") -> Callable[[], Iterator[int]]:
-    """Seeds one after the other; only those with the other server, or with a kind of event, where that is asked for."""
+    """Run seeds in order; optionally only those with two servers, or with a kind of event."""
 
     def trial() -> Iterator[int]:
         for seed in range(SEEDS):
@@ -180,7 +180,7 @@ def two_kept_of_a_subject(patch: Patch) -> None:
 def origin_told_before_the_copy_is_durable(patch: Patch) -> None:
     def hasty(self: Any, reply: bytes) -> None:
         block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
-        self._jetstream.router.publish(reply, b"", block % self._stored_position, b"")
+        self._group_commit._publisher.publish(reply, b"", block % self._stored_position, b"")
 
     patch(upstream_receiver.UpstreamReceiver, "_on_flow_request", lambda old: hasty)
 

@@ -1,4 +1,4 @@
-"""Worlds of claims by seed: `python -m tests.sim.run_claim_simulations 17` replays one, `... 0 2000 --jobs 1` runs many."""
+"""Run claim simulations by seed: `python -m tests.sim.run_claim_simulations 17` replays one, `... 0 2000 --jobs 1` many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.sim.claim_simulation import ClaimSimulation
 
 from .store_sizes import SIZES
 
-#: What claims warn of is what these worlds are made of.
+#: Warnings are expected: the simulation injects these faults.
 logging.getLogger("headrace.claims").setLevel(logging.ERROR)
 
 
@@ -22,7 +22,7 @@ def make_simulation(seed: int) -> ClaimSimulation:
 
 
 def run(seed: int) -> str:
-    """A seed's digest; whatever goes wrong is told with the command that replays it."""
+    """Return a seed's digest; errors contain the command that replays the seed."""
     try:
         return make_simulation(seed).run()
     except Exception as error:
@@ -48,7 +48,7 @@ def campaign(first: int, last: int, jobs: int) -> int:
                 print(failure, flush=True)
             if time.monotonic() - told > 60 or first + done == last:
                 told = time.monotonic()
-                print(f"{done:,} seeds, {broken} broken", flush=True)
+                print(f"{done:,} seeds, {broken} failed", flush=True)
     return broken
 
 

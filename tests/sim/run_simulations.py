@@ -1,8 +1,8 @@
-"""Worlds by seed: `python -m tests.sim.run_simulations 17` replays one, `... 0 20000 --jobs 2` runs many.
+"""Run simulations by seed: `python -m tests.sim.run_simulations 17` replays one, `... 0 20000 --jobs 2` runs many.
 
-Many seeds print a line a minute and keep their figures in out/sim.json, so that a run that was ended goes on later. With
-every tenth world goes a store of the same seed, and every hundredth is run again under another order of hashes. In the end
-each probe must have been hit. `--cover` looks for a few seeds that hit them all, for `sim/test_coverage.py`.
+Runs of many seeds print a line per minute and save their results in out/sim.json, so that an interrupted run continues
+later. Every tenth seed also runs a store simulation, and every hundredth is repeated with another PYTHONHASHSEED. At the
+end each probe must have been hit. `--cover` searches for a few seeds that hit them all, for `sim/test_coverage.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .coverage_marks import names, taken
 from .store_sizes import SIZES
 
 FIGURES = Path("out/sim.json")
-#: With every so many worlds goes a store, and of so many worlds one is run again.
+#: Every how many seeds a store simulation runs too, and every how many a seed is repeated.
 STORES, AGAIN = 10, 100
 
 
@@ -36,12 +36,12 @@ def make_simulation(seed: int) -> Simulation:
 
 
 def run(seed: int) -> str:
-    """A seed's digest; whatever goes wrong is told with the command that replays it."""
+    """Return a seed's digest; errors contain the command that replays the seed."""
     return _run_seed(seed, make_simulation, "run_simulations")
 
 
 def run_store(seed: int) -> str:
-    """The same of a store alone."""
+    """Do the same for a store simulation."""
     return _run_seed(
         seed, lambda number: StoreSimulation(number, SIZES[number % len(SIZES)]), "run_store_simulation"
     )
@@ -56,7 +56,7 @@ def _run_seed(seed: int, make: Any, replay: str) -> str:
 
 
 class SeedResult(NamedTuple):
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     digest: str
@@ -65,7 +65,7 @@ class SeedResult(NamedTuple):
 
 
 def attempt(seed: int) -> SeedResult:
-    """One world, and a store where it is its turn."""
+    """Run one seed, and a store simulation if it is due."""
     taken()
     digest = failure = ""
     try:
@@ -78,7 +78,7 @@ def attempt(seed: int) -> SeedResult:
 
 
 class Campaign:
-    """Many seeds, with figures that outlive it. They begin anew when seeds have come to mean something else."""
+    """Many seeds, with saved results. They are discarded if the same seed now runs differently."""
 
     def __init__(self, first: int, figures: Path = FIGURES) -> None:
         self._file = figures
@@ -88,10 +88,10 @@ class Campaign:
         if known.get("meaning") == self.saved["meaning"]:
             self.saved = known
         elif known:
-            print(f"worlds have changed since {figures} was written: it begins anew", flush=True)
+            print(f"seeds run differently since {figures} was written: starting over", flush=True)
 
     def run(self, last: int, jobs: int) -> None:
-        """Every seed that is left."""
+        """Run the remaining seeds."""
         saved, told = self.saved, time.monotonic()
         hits = Counter(saved["probes"])
         with get_context("spawn").Pool(jobs) as pool:
@@ -113,7 +113,7 @@ class Campaign:
         self._file.write_text(json.dumps(self.saved))
         missing = len(self.missed())
         print(
-            f"{self.saved['done']:,} seeds, {len(self.saved['broken'])} broken, {missing} probes not hit yet",
+            f"{self.saved['done']:,} seeds, {len(self.saved['broken'])} failed, {missing} probes not hit yet",
             flush=True,
         )
 
@@ -122,26 +122,26 @@ class Campaign:
         return [name for name in names() if name not in self.saved["probes"]]
 
     def wavering(self) -> list[int]:
-        """Seeds with another digest under another order of hashes."""
+        """Return seeds whose digest depends on PYTHONHASHSEED."""
         known = {int(seed): digest for seed, digest in self.saved["digests"].items()}
         again = digests(known, hashing="1")
         return [seed for seed, digest in known.items() if again[seed] != digest]
 
     def verdict(self) -> int:
-        """What is wrong, in words; 1 if anything is."""
+        """Print what is wrong; return 1 if anything is."""
         missed, wavering = self.missed(), self.wavering()
         for name in missed:
             print(f"never hit: {name}")
         for seed in wavering:
-            print(f"another digest under another order of hashes: {seed}")
+            print(f"not deterministic, the digest depends on PYTHONHASHSEED: seed {seed}")
         print(
-            f"{len(names()) - len(missed)} of {len(names())} probes hit, {len(self.saved['digests'])} seeds twice"
+            f"{len(names()) - len(missed)} of {len(names())} probes hit, {len(self.saved['digests'])} seeds repeated"
         )
         return 1 if self.saved["broken"] or missed or wavering else 0
 
 
 def digests(seeds: Iterable[int], *, hashing: str) -> dict[int, str]:
-    """The digests of some seeds, found by another process with its own order of hashes."""
+    """Return the digests of some seeds, computed in another process with this PYTHONHASHSEED."""
     command = [sys.executable, "-m", "tests.sim.run_simulations", "--digests", *map(str, seeds)]
     environment = {**os.environ, "PYTHONHASHSEED": hashing}
     root = Path(__file__).parents[2]
@@ -183,11 +183,11 @@ def _probes_of_store(seed: int) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "seeds", type=int, nargs="*", help="one to replay, or the first and the one after the last"
+        "seeds", type=int, nargs="*", help="the seed to replay, or the first and the last plus one"
     )
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--digests", type=int, nargs="*", help="print the digests of these")
-    parser.add_argument("--cover", type=int, help="look among so many for a few that hit every probe")
+    parser.add_argument("--digests", type=int, nargs="*", help="print the digests of these seeds")
+    parser.add_argument("--cover", type=int, help="search this many seeds for a few that hit every probe")
     options = parser.parse_args()
     if options.digests is not None:
         for seed in options.digests:

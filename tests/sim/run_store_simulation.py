@@ -1,4 +1,4 @@
-"""One seed again, with its options: `python -m tests.sim.run_store_simulation SEED`."""
+"""Replays one seed of the store simulation: `python -m tests.sim.run_store_simulation SEED`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Sizes of simulated stores: files turn over within a few messages, or hardly ever."""
+"""Sizes of simulated stores: files are filled and replaced within a few messages, or hardly ever."""
 
 from headrace.storage import StoreOptions
 

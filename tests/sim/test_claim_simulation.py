@@ -1,4 +1,4 @@
-"""Worlds of claims by seed: producers, consumers, collectors, bad days of an object store, crashes; judged by the ledger."""
+"""Claim simulations: producers, consumers, collectors, object store faults and crashes, verified by the checker."""
 
 from collections.abc import Callable
 

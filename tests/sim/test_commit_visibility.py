@@ -1,4 +1,4 @@
-"""Nothing a client can see speaks of an uncommitted fact: the disk here takes writes and never completes its sync."""
+"""Clients see nothing that is not committed: the disk here accepts writes and never completes a sync."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def broker() -> SimBroker:
 
 
 def turn(broker: SimBroker) -> None:
-    """Everything the broker itself wants to do now, and nothing that the disk would complete."""
+    """Run everything that is due in the broker, without completing any disk operation."""
     while broker._pending_calls:
         broker._pending_calls.popleft()()
 

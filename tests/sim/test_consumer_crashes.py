@@ -1,7 +1,7 @@
-"""Consumers in a world that crashes: clients that take, acknowledge, refuse, reset, pause and die.
+"""Consumers on a server that crashes: clients that pull, ack, nak, reset, pause and disconnect.
 
-Promises: every message that was stored is delivered at least once; none whose acknowledgement was confirmed is delivered
-again (unless a reset goes back); floors and pending messages equal the history.
+Guarantees: every stored message is delivered at least once; none with a confirmed ack is delivered again (except after
+a reset to an earlier sequence); ack floors and pending messages match the history.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ConsumerSimulation:
         self.box.advance(self.rng.choice([10_000_000, 200_000_000, SECOND, 3 * SECOND]))
 
     def reset(self) -> None:
-        """Back to the floor, or further; what comes after that may come again."""
+        """Reset to the ack floor, or before it; later messages may be delivered again."""
         self.settle()
         info = self.client.api("CONSUMER.INFO.S.C")
         floor = info["ack_floor"]["stream_seq"]
@@ -170,7 +170,7 @@ class ConsumerSimulation:
         self.listen()
 
     def finish(self) -> None:
-        """Without further crashes everything is delivered and acknowledged."""
+        """Run without further crashes until everything is delivered and acknowledged."""
         for _ in range(400):
             self.box.advance(3 * SECOND)
             self.listen()

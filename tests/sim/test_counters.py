@@ -1,4 +1,4 @@
-"""Counters that sum up others: whatever is lost in a crash, nothing is counted twice or forgotten."""
+"""Counters that sum up others: after a crash nothing is counted twice or left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every probe in the source is hit by a few worlds, so no rare branch is out of their sight."""
+"""Every probe in the source is hit by a few seeds, so the simulations reach every rare branch."""
 
 import ast
 from collections import Counter
@@ -9,16 +9,16 @@ from .coverage_marks import calls, names, taken
 from .run_simulations import run, run_store
 
 #: Found by `python -m tests.sim.run_simulations --cover 700`: together they hit every probe, most of them twice.
-WORLDS = [0, 6, 58, 119, 146, 225, 228, 245, 247, 258, 294, 441, 472, 567]
-STORES = [2, 21]
-#: A change of the broker changes what happens in a seed. So much further is looked before a probe counts as out of reach.
+SEEDS = [0, 6, 58, 119, 146, 225, 228, 245, 247, 258, 294, 441, 472, 567]
+STORE_SEEDS = [2, 21]
+#: A change of the broker changes what a seed does; so many more seeds are tried before a probe counts as unreachable.
 FURTHER = range(700)
 
 
 def test_a_coverage_mark_has_one_name_and_one_place() -> None:
     for place, call in calls():
         assert len(call.args) == 1, place
-        assert isinstance(call.args[0], ast.Constant), f"{place}: a name in full"
+        assert isinstance(call.args[0], ast.Constant), f"{place}: the name must be a constant"
     double = [name for name, count in Counter(names()).items() if count > 1]
     assert not double
     assert len(names()) >= 80
@@ -28,9 +28,9 @@ def test_a_coverage_mark_has_one_name_and_one_place() -> None:
 @pytest.mark.timeout(600)
 def test_every_coverage_mark_is_hit() -> None:
     taken()
-    for seed in STORES:
+    for seed in STORE_SEEDS:
         run_store(seed)
-    for seed in WORLDS:
+    for seed in SEEDS:
         run(seed)
     hits = taken()
     for seed in FURTHER:
@@ -39,4 +39,4 @@ def test_every_coverage_mark_is_hit() -> None:
         run(seed)
         hits += taken()
     left = sorted(set(names()) - set(hits))
-    assert not left, f"worlds never come to {left}: look for seeds that do, or let the worlds do more"
+    assert not left, f"no seed hits {left}: find seeds that do, or extend the simulation"

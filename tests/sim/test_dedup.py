@@ -1,4 +1,4 @@
-"""Message ids and checkpoints: an id is remembered with its message or not at all."""
+"""Message ids and checkpoints: an id is recovered with its message or not at all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_id_is_remembered_only_with_its_message() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_checkpoint_between_ticks(seed: int) -> None:
-    """Whatever a checkpoint seals, a message and its id are durable together."""
+    """A message and its id become durable together, even if a checkpoint is taken in between."""
     broker = start(SimDisk(seed))
     broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"])
     broker.publish("s.a", b"0")

@@ -1,4 +1,4 @@
-"""Publishers wait for a slow disk, and go on when it has caught up."""
+"""Publishers wait for a slow disk, and continue when it has caught up."""
 
 from __future__ import annotations
 

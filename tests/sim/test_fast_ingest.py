@@ -1,4 +1,4 @@
-"""Fast batches in virtual time: what is acknowledged is durable, and what is left alone is forgotten."""
+"""Fast ingest in virtual time: what is acknowledged is durable, and abandoned batches are dropped."""
 
 from __future__ import annotations
 

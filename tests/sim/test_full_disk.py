@@ -1,4 +1,4 @@
-"""A full disk: what is refused, what goes on, and how service returns with the space."""
+"""A full disk: what is refused, what still works, and how the server recovers when there is space again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start(
 
 def fill_disk(broker: SimBroker) -> None:
     broker.disk.capacity = broker.disk.used() + 1000
-    broker.store._update_space()
+    broker.store.update_space()
 
 
 def test_while_a_frame_waits_for_room_others_are_refused_at_once_and_then_all_go_on() -> None:
@@ -41,7 +41,7 @@ def test_while_a_frame_waits_for_room_others_are_refused_at_once_and_then_all_go
     broker.run_until_idle()
     assert first not in broker.replies
     assert broker.replies[second].json["error"]["err_code"] == 10023
-    broker.disk.faults.clear()  # somebody made room, and nobody publishes
+    broker.disk.faults.clear()  # there is space again, and no client publishes
     broker.advance(2 * SECOND)
     assert broker.replies[first].json["seq"] == 1
     third = broker.publish("s.a", b"z")
@@ -84,7 +84,7 @@ class TestFullDisk:
     def test_a_batch_is_refused_as_a_whole(self) -> None:
         broker = self.make(allow_atomic=True)
         broker.disk.capacity = broker.disk.used() + OPTIONS.headroom_bytes + 20_000
-        broker.store._update_space()
+        broker.store.update_space()
         for position in range(1, 7):
             commit = {"Nats_Batch_Commit": "1"} if position == 6 else {}
             number = broker.publish(

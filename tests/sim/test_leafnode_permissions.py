@@ -1,4 +1,4 @@
-"""A leafnode stores nothing where it may not publish."""
+"""A leafnode cannot store messages on subjects that it may not publish to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start() -> SimBroker:
 
 
 class Narrow:
-    """Somebody who may publish to one place only."""
+    """An identity that may publish to one subject only."""
 
     user, account, permissions = "edge", "$G", Permissions(publish_allow=[b"allowed.>"])
 

@@ -1,4 +1,4 @@
-"""Publishes, purges and new streams with numbers beyond reason are refused."""
+"""Publishes, purges and new streams with excessive numbers are rejected."""
 
 from __future__ import annotations
 

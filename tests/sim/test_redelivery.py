@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 
 
 def pull(broker: SimBroker) -> list[bytes]:
-    """What a consumer gives at once to somebody who asks."""
+    """Return what a pull request receives at once."""
 
     class Inbox:
         def on_message(
@@ -27,7 +27,7 @@ def pull(broker: SimBroker) -> list[bytes]:
 
 
 def test_what_was_about_to_be_delivered_again_is_so_after_a_restart() -> None:
-    """Overdue, queued for whoever asks next, and then the server ends: it must not be forgotten (World 6, 36, 38)."""
+    """A message queued for redelivery must survive a restart (found by seeds 6, 36 and 38)."""
     disk, clock = SimDisk(7), SimClock()
     broker = SimBroker(disk, SIZES[0], clock)
     broker.start()

@@ -1,4 +1,4 @@
-"""Restores of archives with odd content: refused as a whole, or harmless."""
+"""Restores of archives with unusual content are rejected as a whole, or do no harm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def start() -> SimBroker:
 
 
 def restored(broker: SimBroker, *entries: BackupEntry, **config: Any) -> Any:
-    """What a restore of these entries ends with."""
+    """Restore these entries; return the final reply."""
     packer = ArchiveWriter()
     data = b"".join(packer.add(entry) for entry in entries) + packer.finish()
     wanted = {"name": "R", "subjects": ["r"], **config}

@@ -1,4 +1,4 @@
-"""Schedules in virtual time: on time, once, and whatever happens to the server meanwhile."""
+"""Schedules in virtual time fire on time and once, even if the server crashes meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(disk: SimDisk | None = None, clock: SimClock | None = None, **config: 
 
 
 def again(broker: SimBroker) -> SimBroker:
-    """The same server after being killed."""
+    """Kill the server and start it again."""
     return start(broker.disk.kill(), broker.clock)
 
 
@@ -47,7 +47,7 @@ def at(broker: SimBroker, seconds: float) -> str:
 
 
 def fired(broker: SimBroker, subject: bytes = b"p.out") -> list[int]:
-    """When the copies on a subject were published."""
+    """Return when the copies on a subject were published."""
     log = broker.jetstream.streams["P"].log
     return [
         log.get_time_ns(seq)
@@ -168,7 +168,7 @@ def test_a_sealed_stream_is_silent() -> None:
 
 
 def test_a_fired_message_without_interest_is_not_kept() -> None:
-    """The copy is not kept, and the schedule is done with."""
+    """The copy is not stored, and the schedule is finished."""
     broker = start(retention="interest")
     answer = broker.call(
         "CONSUMER.CREATE.P.C",
@@ -186,11 +186,11 @@ def test_a_full_disk_puts_it_off() -> None:
     broker = start()
     plan(broker, at(broker, 2))
     broker.disk.capacity = broker.disk.used() + 1000
-    broker.store._update_space()
+    broker.store.update_space()
     broker.advance(5 * SECOND)
     assert fired(broker) == []
     broker.disk.capacity = None
-    broker.store._update_space()
+    broker.store.update_space()
     broker.advance(5 * SECOND)
     assert len(fired(broker)) == 1
 
@@ -208,7 +208,7 @@ def test_many_at_once() -> None:
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: outcome.name)
 def test_a_crash_at_any_moment(outcome: Outcome) -> None:
-    """Each that was planned is either still planned or has fired, once."""
+    """Each schedule is either still pending or has fired once."""
     rng = Random(outcome.name)
     broker = start()
     planned: list[int] = []

@@ -1,4 +1,4 @@
-"""Whole brokers by seed: clients, streams, consumers, batches, lifetimes and copies, with faults, judged by the ledger."""
+"""Broker simulations by seed: clients, streams, consumers, batches, TTLs and mirrors, with faults, verified by checkers."""
 
 from collections.abc import Callable
 from typing import Any

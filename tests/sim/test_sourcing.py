@@ -1,5 +1,5 @@
-"""Copying in virtual time, on a simulated disk: an origin played over the hub loses, doubles and jumps; the server
-crashes at any point. Afterwards the copy is the origin's history, in order, without loss or duplicate.
+"""Mirrors and sources in virtual time, on a simulated disk: a simulated upstream loses, duplicates and skips messages;
+the server crashes at any point. Afterwards the copy has the upstream's history, in order, without loss or duplicate.
 
 Every test of this kind names its seed; to replay one: `pytest tests/sim/test_sourcing.py -k "<name>"`.
 """
@@ -229,7 +229,7 @@ class TestRetries:
 
 
 def _crashed(broker: SimBroker, rng: Random) -> SimBroker:
-    """The power goes; the server comes back on what the disk kept."""
+    """Lose power; start the server again on what the disk has."""
     image = broker.disk.snapshot().power_loss(OUTCOMES[rng.randrange(len(OUTCOMES))], rng)
     return started(SimDisk(rng.randrange(1 << 30), snapshot=image), SimClock(broker.clock.now_ns()))
 
@@ -247,7 +247,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_copy_has_every_message_once_after_crashes(kind: str, retention: str, seed: int) -> None:
-    """Publish, crash anywhere, go on: the copy is what was acknowledged, once each, and a queue holds the rest."""
+    """Publish, crash at any point, continue: the copy has everything acknowledged once, and a work queue has the rest."""
     rng = Random(f"{kind}/{retention}/{seed}")
     broker = started(SimDisk(seed))
     broker.call("STREAM.CREATE.O", name="O", subjects=["o.>"], retention=retention)
@@ -346,7 +346,7 @@ def test_migration_of_a_queue(kind: str, retention: str) -> None:
 
 
 def test_a_position_that_is_missing_is_told_by_the_copies() -> None:
-    """As of a stream that came back from a backup, which holds messages and no positions."""
+    """A restored stream has this state: a backup contains messages but no source positions."""
     broker = started()
     broker.call("STREAM.CREATE.O", name="O", subjects=["o.>"])
     broker.call("STREAM.CREATE.A", name="A", subjects=["a"], sources=KINDS["source"]["sources"])
@@ -520,7 +520,7 @@ def test_a_mirror_with_limits_of_its_own_takes_plain_messages(limit: dict[str, A
 
 @pytest.mark.parametrize("dest", ["x.{{ SplitFromLeft( 1 , 2 ) }}", "x.{{\r\nwildcard(1)\r\n}}"])
 def test_blanks_in_a_transform_of_a_source_are_no_words(dest: str) -> None:
-    """The stream was made and then not known: no answer came, and the next start of the server failed."""
+    """The stream was created but not registered: there was no reply, and the next start of the server failed."""
     broker = SimBroker(SimDisk(), OPTIONS)
     broker.start()
     broker.call("STREAM.CREATE.O", name="O", subjects=["o.*"])

@@ -1,5 +1,5 @@
-"""Two copies that name the same consumer at one origin, in virtual time: the first has every message, through any crash,
-and the second has an error. To replay a seed: `pytest tests/sim/test_sourcing_owners.py -k "<name>"`.
+"""Two copies that use the same consumer of one upstream, in virtual time: the first gets every message, in spite of
+crashes, and the second reports an error. To replay a seed: `pytest tests/sim/test_sourcing_owners.py -k "<name>"`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_a_stream_that_was_away_takes_its_consumer_over(clash: Clash) -> None:
 
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_a_server_with_a_new_store(is_bound: bool) -> None:
-    """Its consumer names a server that is no more; it is taken over, unless somebody listens to it."""
+    """Its consumer names a server that no longer exists; it is taken over, unless it has a subscriber."""
     pair = TwoServers(f"owners/heir/{is_bound}", SIZES[1])
     try:
         near = pair.local
@@ -175,16 +175,16 @@ def test_a_server_with_a_new_store(is_bound: bool) -> None:
 
 
 class _Listener:
-    """Somebody who takes what a consumer delivers."""
+    """A subscriber of a consumer's deliveries."""
 
     def on_message(self, *_: object) -> None:
-        """Nothing is done with it."""
+        """Ignore the message."""
 
 
 @pytest.mark.parametrize("is_bound", [False, True])
 @pytest.mark.parametrize("is_described", [False, True])
 def test_a_consumer_that_names_no_server(is_bound: bool, is_described: bool) -> None:
-    """Made by an earlier version, by nats-server or by hand: it gets the server's id, unless somebody listens to it."""
+    """Created by an earlier version, by nats-server or by hand: it gets the server's id, unless it has a subscriber."""
     pair = TwoServers(f"owners/unnamed/{is_bound}/{is_described}", SIZES[1])
     near = pair.local
     pair.call(near, "STREAM.CREATE.O", name="O", subjects=["o.>"], retention="workqueue")

@@ -1,6 +1,7 @@
-"""Copying between two servers with two disks, in virtual time: the connection is cut at any byte, messages get lost,
-either side loses power, people reset and pause consumers and purge the origin, while publishing goes on. Afterwards the
-copy is the origin's history, in order, without loss or duplicate, and a queue holds exactly what the copy has not.
+"""Mirrors and sources between two servers with two disks, in virtual time: the connection is cut at any byte, messages
+are lost, either side loses power, consumers are reset and paused and the upstream is purged, while clients publish.
+Afterwards the copy has the upstream's history, in order, without loss or duplicate, and a work queue has exactly what
+the copy lacks.
 
 To replay a seed: `pytest tests/sim/test_sourcing_two_servers.py -k "<name>"`.
 """
@@ -31,7 +32,7 @@ RETENTIONS = ("limits", "workqueue", "interest")
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """Nothing of a test is kept for the next."""
+    """Remove all state of a test before the next one."""
     yield
     for copying in Copying.made:
         copying.pair.close()
@@ -39,7 +40,7 @@ def ended() -> Iterator[None]:
 
 
 class Copying:
-    """A stream O on one side and its copy A on the other. `acked` is what publishers were told is stored in O."""
+    """A stream O on one side and its copy A on the other. `acked` is what O has acknowledged to publishers."""
 
     made: ClassVar[list[Copying]] = []
 
@@ -111,7 +112,7 @@ class Copying:
         self.acked += [self._waiting.pop(number) for number in list(self._waiting) if number in answers]
 
     def heal(self) -> None:
-        """The connection is there and stays; what is to be copied has the time to be."""
+        """Restore the connection, and wait until everything is copied."""
         self.pair.should_lose = None
         self.pair.connect()
         self.pair.advance(90 * SECOND)
@@ -140,7 +141,7 @@ class Copying:
         return found
 
     def lost(self) -> list[bytes]:
-        """What publishers were told is stored and is not in the copy."""
+        """Return what was acknowledged to publishers and is not in the copy."""
         copied = set(self.stored(origin=False))
         return [data for data in self.acked if data not in copied]
 
@@ -158,7 +159,7 @@ class Copying:
 
 
 def faults(copying: Copying, turns: int, choose: Callable[[int], None]) -> None:
-    """Publish and step, and let `choose` interfere now and then."""
+    """Publish and step, and sometimes inject a fault with `choose`."""
     rng = copying.rng
     for turn in range(turns):
         for _ in range(rng.randrange(1, 12)):
@@ -383,7 +384,7 @@ class TestMidWrite:
 
         def answer(arrivals: UpstreamReceiver, reply: bytes) -> None:
             block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
-            arrivals._jetstream.router.publish(reply, b"", block % arrivals._stored_position, b"")
+            arrivals._group_commit._publisher.publish(reply, b"", block % arrivals._stored_position, b"")
 
         monkeypatch.setattr(UpstreamReceiver, "_on_flow_request", answer)
         for seed in range(80):

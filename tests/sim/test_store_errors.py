@@ -1,4 +1,4 @@
-"""Errors of the store: damaged data stops no start, and nobody waits for an answer after a failed sync."""
+"""Errors of the store: the server starts in spite of damaged data, and no client waits in vain after a failed sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs by seed: changes, crashes and recoveries in any order, checked against the model."""
+"""Store simulations by seed: changes, crashes and recoveries in any order, compared with the model."""
 
 from collections.abc import Callable
 
@@ -31,14 +31,14 @@ def run(seed: int) -> str:
 def test_every_promise_holds_for_every_seed(
     part: int, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property("count: simulated worlds", len(range(part, SEEDS, PARTS)))
+    record_property("count: simulated stores", len(range(part, SEEDS, PARTS)))
     for seed in range(part, SEEDS, PARTS):
         run(seed)
 
 
 @pytest.mark.parametrize("seed", [503, 1410])
 def test_every_promise_holds_for_seeds_that_once_failed(seed: int) -> None:
-    """Seeds beyond the first ones that found something: docs/reliability.md."""
+    """Seeds beyond the first ones that found something: docs/explanation/campaigns.md."""
     run(seed)
 
 
@@ -50,5 +50,5 @@ def test_a_seed_decides_everything(seed: int) -> None:
 
 def test_a_simulation_prints_the_options_of_its_seed() -> None:
     sim = StoreSimulation(5, SIZES[0])
-    assert str(sim).startswith("StoreWorld(5): events=")
+    assert str(sim).startswith("StoreSimulation(seed=5): events=")
     assert str(sim) == str(StoreSimulation(5, SIZES[0]))

@@ -1,4 +1,4 @@
-"""Lifetimes in virtual time: the promises of per-message TTL and delete markers, and a model they agree with."""
+"""TTLs in virtual time: the guarantees of per-message TTL and delete markers, and a model to compare with."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestPromptness:
             assert broker.jetstream.streams["S"].log.messages == left
 
     def test_switched_on_later(self) -> None:
-        """Enabling TTLs acts on what is stored; what is overdue goes at once."""
+        """Enabling TTLs applies to stored messages; expired ones are removed at once."""
         broker = start()
         create(broker)
         stream = broker.jetstream.streams["S"]
@@ -150,7 +150,7 @@ class Entry:
 
 @dataclass
 class Model:
-    """Messages by subject, with the second in which each has to go."""
+    """Messages by subject, with the second in which each expires."""
 
     max_age: int
     marker_ttl: int
@@ -159,7 +159,7 @@ class Model:
     entries: list[Entry] = field(default_factory=list)
 
     def deadline(self, entry: Entry) -> float:
-        """When an entry has to go, by its own lifetime or by the stream's age."""
+        """Return when an entry expires, by its own TTL or by the stream's maximum age."""
         ends = [entry.time + entry.ttl] if 0 < entry.ttl < NEVER else []
         if self.max_age and entry.ttl != NEVER:
             ends.append(entry.time + self.max_age)
@@ -178,11 +178,11 @@ class Model:
         self.entries = [entry for entry in self.entries if entry.subject != subject]
 
     def wait_half(self) -> None:
-        """Half a second passes."""
+        """Advance the time by half a second."""
         self.wait(0.5)
 
     def wait(self, seconds: float) -> None:
-        """Time passes: what is due goes, the last one of a subject leaves a marker."""
+        """Advance the time: expired messages are removed, the last one of a subject leaves a delete marker."""
         self.now += seconds
         for entry in sorted(self.entries, key=self.deadline):
             deadline = self.deadline(entry)

@@ -122,7 +122,7 @@ def test_filters_are_pushed_where_asked(ours: Broker, load: Load, spark: SparkSe
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"stream": ""}, "option `stream` is missing"),
-    ({"strem": "x"}, "there is no option `strem`"),
+    ({"strem": "x"}, "unknown option `strem`"),
     ({"starting": "yesterday"}, "option `starting`"),
     ({"minPartitions": "0"}, "option `minPartitions`: '0' is not a positive number"),
     ({"failOnDataLoss": "maybe"}, "'maybe' is neither true nor false"),
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_said_on_the_driver(
 
 def test_a_stream_without_direct_get_says_what_to_do(broker: Broker, load: Load, name: str) -> None:
     broker.create(name, allow_direct=False)
-    with pytest.raises(PySparkException, match="allows no direct get; set allow_direct"):
+    with pytest.raises(PySparkException, match="does not allow direct gets; set allow_direct"):
         load(broker, name).collect()
 
 

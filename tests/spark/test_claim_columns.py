@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from claims.claims_harness import wait_until_stored
 from claims.object_stores import Weed
 from headrace.claims import ClaimConfig, Claims, reference
 from headrace.claims.ack_floors import list_reader_leases
@@ -64,7 +65,7 @@ async def published(url: str, config: ClaimConfig, stream: str, payloads: list[b
         async with await Claims.open(connection, config, timeout_s=PATIENCE_S) as opened:
             for number, payload in enumerate(payloads):
                 await opened.producer.publish(f"{stream}.{number}", payload, headers={"No": str(number)})
-            await connection.flush()
+            await wait_until_stored(connection)
     finally:
         await connection.close()
 
@@ -177,7 +178,7 @@ def test_what_is_wrong_with_claims_is_said_at_once(ours: Broker, load: Load, tmp
         ({"claims": "inline", "claimConfig": str(tmp_path / "none.yaml")}, "there is no such file"),
         (
             {"claims": "inline", "claimConfig": "namespace: n\nclaim_check: {backend: memory}"},
-            "cannot be reached from other processes",
+            "other processes cannot read it",
         ),
     ):
         with pytest.raises(PySparkException, match=complaint):

@@ -14,6 +14,7 @@ import nats
 import pytest
 from pyspark.sql import SparkSession
 
+from claims.claims_harness import wait_until_stored
 from headrace.claims import ClaimConfig, Claims, Ttl
 from headrace.claims.jetstream_client import RequestTimeout
 from headrace.claims.reference import make_key
@@ -38,7 +39,7 @@ def claimed(broker: Broker, config: ClaimConfig, work: Callable[[Claims], Awaita
         try:
             async with await Claims.open(connection, config, timeout_s=PATIENCE_S) as claims:
                 found = await work(claims)
-                await connection.flush()
+                await wait_until_stored(connection)
                 return found
         finally:
             await connection.close()

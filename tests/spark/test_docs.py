@@ -38,13 +38,13 @@ _WORDS = {"url": "nats://127.0.0.1:4222", "images": "docs/images"}
 
 
 def test_the_spark_docs_run(ours: Broker, spark: SparkSession) -> None:
-    assert run("spark.md", {"spark": spark}, url=ours.url) >= 6
+    assert run("reference/spark.md", {"spark": spark}, url=ours.url) >= 6
 
 
 def test_the_spark_tutorial_runs(ours: Broker, spark: SparkSession, tmp_path: Path) -> None:
     """In the session that is there, which `getOrCreate` finds; its pictures are those that the page shows."""
-    assert run("tutorial-spark.md", {}, url=ours.url, images=str(tmp_path)) >= 12
-    shown = re.findall(r"!\[.*?\]\(images/(.*?)\)", (DOCS / "tutorial-spark.md").read_text())
+    assert run("tutorials/spark.md", {}, url=ours.url, images=str(tmp_path)) >= 12
+    shown = re.findall(r"!\[.*?\]\(\.\./images/(.*?)\)", (DOCS / "tutorials" / "spark.md").read_text())
     assert sorted(shown) == sorted(path.name for path in tmp_path.iterdir())
     for name in shown:
         for picture in (tmp_path / name, DOCS / "images" / name):

@@ -46,11 +46,11 @@ def test_what_is_removed_before_a_task_reads_it_is_missed(broker: Broker, name: 
     tolerant = reader(broker, name, failOnDataLoss="false")
     (part,) = query.partitions()
     broker.api(f"STREAM.PURGE.{name}", {"seq": 41})
-    with pytest.raises(DataLoss, match="now begins at sequence 41: 40 of the sequences 1 to 40 were removed"):
+    with pytest.raises(DataLoss, match="now starts at sequence 41: 40 of the sequences 1 to 40 were removed"):
         numbers(query.read(part))
     assert numbers(tolerant.read(part)) == list(range(40, 100))
     broker.api(f"STREAM.PURGE.{name}")
-    with pytest.raises(DataLoss, match="now begins at sequence 101: 100 of the sequences 1 to 100"):
+    with pytest.raises(DataLoss, match="now starts at sequence 101: 100 of the sequences 1 to 100"):
         numbers(query.read(part))
     assert numbers(tolerant.read(part)) == []
 
@@ -95,7 +95,7 @@ def test_what_is_removed_while_a_task_reads_is_missed(broker: Broker, name: str)
     first = numbers(iter([next(rows)]))
     assert first == [n for n in range(11) if n != 4], "an interior gap is no loss"
     broker.api(f"STREAM.PURGE.{name}", {"seq": 61})
-    with pytest.raises(DataLoss, match="now begins at sequence 61"):
+    with pytest.raises(DataLoss, match="now starts at sequence 61"):
         numbers(rows)
 
 
@@ -240,9 +240,13 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": "MISSING"}, "", "stream 'MISSING' on .*stream not found"),
     ({"servers": "nats://127.0.0.1:1"}, "", "no server can be reached .*127.0.0.1:1"),
     ({"ending": "7"}, "", "option `ending` is for batch reads"),
-    ({"minMessagesPerTrigger": "7"}, "", "`minMessagesPerTrigger` and `maxTriggerDelay` go together"),
+    (
+        {"minMessagesPerTrigger": "7"},
+        "",
+        "`minMessagesPerTrigger` and `maxTriggerDelay` must be set together",
+    ),
     ({}, "seq bigint, price int", "there is no column 'price'"),
-    ({"path": "http://127.0.0.1:1"}, "", "http://127.0.0.1:1 does not serve pinned files"),
+    ({"path": "http://127.0.0.1:1"}, "", "http://127.0.0.1:1 does not serve snapshot files"),
 ]
 
 

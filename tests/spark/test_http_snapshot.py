@@ -184,5 +184,5 @@ def test_the_folder_alone_opens_nothing_and_neither_does_a_user_without_permissi
                 denied.partitions()
         for user, password in (("ann", "a"), ("bob", "b")):
             drop_connection(ServerAddress(servers=(server.url,), user=user, password=password))
-    with pytest.raises(OptionError, match="give option `servers` too"):
+    with pytest.raises(OptionError, match="set option `servers` too"):
         parse_read_options({"stream": "P", "path": web})

@@ -32,7 +32,7 @@ def test_a_stream_is_landed_united_with_its_tail_and_replayed(
     ours.fill(name, 500)
     target, checkpoint = str(tmp_path / "table"), tmp_path / "_table.checkpoint"
     told = pipeline("land", name, target, "-s", ours.url, "-o", "maxMessagesPerTrigger=300")
-    assert f"500 rows in 2 batches landed in {target}, up to sequence 500" in told
+    assert f"landed 500 rows in {target} in 2 batches, up to sequence 500" in told
     ours.fill(name, 100, start=500)
     live = {"servers": ours.url, "stream": name}
     everything = sorted(int(row.data) for row in jobs.read_with_tail(spark, live, target).collect())
@@ -58,7 +58,7 @@ def test_a_stream_is_landed_united_with_its_tail_and_replayed(
             *("replay", target, f"{name}R", "-s", ours.url, "--where", "seq > 100"),
             *("--subject", f"replace(subject, '{name}', '{name}R')"),
         )
-        assert f"500 rows of {target} are in stream {name}R" in again
+        assert f"500 rows of {target} are stored in stream {name}R" in again
     rows = load(ours, f"{name}R", subject=f"{name}R.>").orderBy("seq").collect()
     assert [int(row.data) for row in rows] == list(range(100, 600)), "in their order, each once"
 
@@ -74,7 +74,7 @@ def test_tables_and_streams_that_do_not_fit_are_not_united(
     assert {path.name for path in Path(target).glob("topic=*")} == {f"topic={name}"}
     ours.fill(name, 10, start=30)
     ours.api(f"STREAM.PURGE.{name}", {"seq": 36})
-    with pytest.raises(DataLoss, match=r"the table ends at sequence 30 and stream .* begins at 36"):
+    with pytest.raises(DataLoss, match=r"the table ends at sequence 30 and stream .* starts at 36"):
         jobs.read_with_tail(spark, live, target)
     assert jobs.read_with_tail(spark, {**live, "failOnDataLoss": "false"}, target).count() == 35
     ours.api(f"STREAM.DELETE.{name}")
@@ -115,7 +115,7 @@ def test_a_bucket_is_written_as_a_table(
 
 
 def test_an_unknown_layout_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(OptionError, match="layout 'hour' is none of none, day"):
+    with pytest.raises(OptionError, match="layout 'hour' is not one of none, day"):
         jobs.start_landing(spark, {}, "nowhere", checkpoint="nowhere", layout="hour")
 
 

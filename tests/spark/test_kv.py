@@ -218,5 +218,5 @@ def test_what_ran_out_is_told(broker: Broker, spark: SparkSession, name: str) ->
 def test_what_is_wrong_with_a_bucket_is_said(ours: Broker, spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match=r"stream 'KV_nothing' on .*stream not found"):
         load(spark, ours, "nothing").collect()
-    with pytest.raises(PySparkException, match="option `mode`: 'all' is none of table, history"):
+    with pytest.raises(PySparkException, match="option `mode`: 'all' is not one of table, history"):
         load(spark, ours, "nothing", mode="all").collect()

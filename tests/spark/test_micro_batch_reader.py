@@ -131,7 +131,7 @@ def test_retention_that_passes_the_offset_is_an_error_with_a_number(landing: Lan
     landing.run()
     broker.fill(stream, 10, start=10)
     broker.api(f"STREAM.PURGE.{stream}", {"seq": 16})
-    with pytest.raises(PySparkException, match=r"sequences 11 to 15 \(5 in all\) were removed"):
+    with pytest.raises(PySparkException, match=r"sequences 11 to 15 \(5 in total\) were removed"):
         landing.run()
     landing.run(failOnDataLoss=False)
     assert landing.numbers() == [*range(10), *range(15, 20)]

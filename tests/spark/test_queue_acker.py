@@ -92,7 +92,7 @@ def test_a_consumer_takes_what_the_query_reads_and_nothing_else(
     if good:
         QueueAcker(parse_read_options(given)).ack_below(3)
     else:
-        with pytest.raises(OptionError, match=r"consumer 'c' takes .*: give both the same subject"):
+        with pytest.raises(OptionError, match=r"consumer 'c' receives .*: use the same subject for both"):
             QueueAcker(parse_read_options(given))
     assert ours.state(name)["messages"] == (2 if not good else 1 if filters == ["a.>"] else 0)
 
@@ -128,7 +128,7 @@ def test_a_consumer_whose_messages_others_hold_is_waited_for_and_then_named(
     durable(broker, name, max_ack_pending=10, ack_wait=60_000_000_000)
     broker.fill(name, 15)
     take()
-    with pytest.raises(StreamError, match=r"no more than 10 messages \(max_ack_pending\)"):
+    with pytest.raises(StreamError, match=r"at most 10 unacknowledged messages \(max_ack_pending\)"):
         QueueAcker(parse_read_options({**given, "reconnect": "10ms"})).ack_below(31)
 
 
@@ -165,8 +165,8 @@ def test_an_interest_stream_lets_go_of_what_is_finished(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "has workqueue retention: name the durable consumer"),
-        ({"consumer": "spark", "starting": "latest"}, "leave out option `starting`"),
+        ({}, "has workqueue retention: set option `consumer`"),
+        ({"consumer": "spark", "starting": "latest"}, "omit option `starting`"),
     ],
 )
 def test_a_queue_is_not_read_by_mistake(

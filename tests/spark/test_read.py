@@ -52,7 +52,7 @@ def test_a_broker_grants_its_files(ours: Broker, name: str) -> None:
     assert table.select(wire.column_names).equals(wire), "the same rows and types, though they are gone"
     with pytest.raises(StreamError, match="stream not found"):
         headrace.read(ours.url, "NONE")
-    with pytest.raises(ValueError, match="no column size over the wire"):
+    with pytest.raises(ValueError, match="column size needs `path`"):
         headrace.read(ours.url, name, columns=["size"])
 
 

@@ -53,7 +53,7 @@ def test_a_repeated_batch_reads_what_is_gone_since(own_broker: Broker, reader: R
     broker.server.restart(crash=True)
     assert rows(reader(broker, name), start, end) == list(range(100)), "a crash leaves pins alone"
     broker.reconnect()
-    with pytest.raises(DataLoss, match=r"1 to 100 \(100 in all\)"):
+    with pytest.raises(DataLoss, match=r"1 to 100 \(100 in total\)"):
         rows(reader(broker, name), start, {**end, "pin": "0-0"})
 
 

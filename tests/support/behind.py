@@ -1,8 +1,8 @@
-"""A door to a server behind which direct gets are answered by a replica that is behind; everything else is passed on.
+"""A stale replica: direct gets are answered from an old copy of a stream; all other requests go to the server.
 
-Asked under `$JS.BEHIND.API` (option `domain=BEHIND`). The replica is a real stream: a copy of the first messages, which
-answers under the name of its origin as a follower does, or under its own as a mirror does. So every test knows exactly
-what the answers lack.
+Requests use the prefix `$JS.BEHIND.API` (option `domain=BEHIND`). The replica is a real stream, a copy of the first
+messages. It replies with the name of its upstream, like a follower, or with its own name, like a mirror. So a test
+knows exactly which messages the replies lack.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _DEADLINE_S = 30.0
 
 
 class Behind:
-    """Serves one stream's direct gets from a copy made when this was; `with` ends it."""
+    """Serves one stream's direct gets from a copy that is made on creation; a context manager."""
 
     def __init__(self, url: str, stream: str, *, as_mirror: bool = False) -> None:
         self.address = ServerAddress(servers=(url,), timeout_s=_DEADLINE_S)
         self.stream = stream
-        # As long as the other, so that one can stand for the other in a header.
+        # As long as the stream's name, so that it can be replaced in a header.
         self.copy = f"x{stream[1:]}"
         self.answers = 0
-        #: After so many answers it has caught up.
+        #: After this many replies it has caught up.
         self.answers_max = 1 << 30
-        #: Requests that begin so are not answered at all.
+        #: Requests with these prefixes get no reply.
         self.silent: tuple[bytes, ...] = ()
         self._as_mirror = as_mirror
         self._ended = threading.Event()
@@ -54,7 +54,7 @@ class Behind:
         self._link.close()
 
     def _make_copy(self) -> None:
-        """Mirror the stream as it is now, then cut the mirror off."""
+        """Mirror the stream as it is now, then stop the mirroring."""
         link = BlockingConnection(self.address)
         try:
             last = _call(link, f"STREAM.INFO.{self.stream}")["state"]["last_seq"]
@@ -62,7 +62,7 @@ class Behind:
             _call(link, f"STREAM.CREATE.{self.copy}", config)
             deadline = time.monotonic() + _DEADLINE_S
             while _call(link, f"STREAM.INFO.{self.copy}")["state"]["last_seq"] < last:
-                assert time.monotonic() < deadline, "the copy is not made"
+                assert time.monotonic() < deadline, "the copy is not complete in time"
                 time.sleep(0.02)
             alone = {"name": self.copy, "subjects": [f"{self.copy}.cut"], "mirror_direct": False}
             _call(link, f"STREAM.UPDATE.{self.copy}", {**alone, "allow_direct": True})

@@ -1,4 +1,4 @@
-"""A certificate authority that issues whatever names a test asks for."""
+"""A certificate authority that issues certificates for any names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Authority:
     def issue(
         self, file: str, subject: list[tuple[str, str]], names: list[x509.GeneralName] | None = None
     ) -> tuple[str, str]:
-        """A certificate and its key: the subject from the outermost part on, and alternative names."""
+        """Issue a certificate and its key, for a subject (outermost part first) and alternative names."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(_OIDS[part], value) for part, value in subject])
         certificate = self._sign(name, key.public_key(), names or [], authority=False)
@@ -78,7 +78,7 @@ class Authority:
         return str(path)
 
     def context(self, certificate: tuple[str, str] | None = None) -> ssl.SSLContext:
-        """A client's context that trusts the authority, and shows a certificate if it is given one."""
+        """Return a client's SSL context that trusts the authority and, optionally, presents a certificate."""
         context = ssl.create_default_context(cafile=self.ca)
         if certificate is not None:
             context.load_cert_chain(*certificate)

@@ -1,4 +1,4 @@
-"""An authority, a server certificate for loopback and a client certificate, made anew for each test."""
+"""An authority, a server certificate for loopback and a client certificate, generated for each test."""
 
 from __future__ import annotations
 

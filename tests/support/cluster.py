@@ -1,6 +1,6 @@
-"""A cluster of real nats-server processes on loopback, for tests of what only a cluster does.
+"""A cluster of real nats-server processes on loopback, for tests of behaviour that only a cluster has.
 
-Each node has a free port, a folder of its own and the name n1, n2, ...; nodes can be stopped and resumed, killed and
+Each node has a free port, its own folder and the name n1, n2, ...; nodes can be suspended and resumed, killed and
 started again. `with Cluster(folder) as cluster` waits until there is a meta leader and ends every process it started.
 """
 
@@ -50,7 +50,7 @@ class Node:
         return (self._folder / "log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start the process; it goes on with what its folder holds."""
+        """Start the process on its folder, with the state in it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -58,29 +58,29 @@ class Node:
             )
 
     def stop(self) -> None:
-        """Suspend it: connections stay open and nothing is answered."""
+        """Suspend the process: connections stay open, and it does not reply."""
         self._signal(signal.SIGSTOP)
         self.is_stopped = True
 
     def resume(self) -> None:
-        """Let it go on where it was suspended."""
+        """Resume the suspended process."""
         self._signal(signal.SIGCONT)
         self.is_stopped = False
 
     def kill(self) -> None:
-        """End it without warning."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, f"{self.name} does not run"
+        assert self._process is not None, f"{self.name} is not running"
         self._process.send_signal(number)
 
 
 class Cluster:
-    """Several nodes that know each other."""
+    """Several nodes with routes to each other."""
 
     def __init__(self, folder: Path, size: int = 3) -> None:
         routes = [free_port() for _ in range(size)]
@@ -104,17 +104,17 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End every node, whatever its state."""
+        """Kill every node, even suspended ones."""
         for node in self.nodes:
             node.kill()
 
     @property
     def urls(self) -> str:
-        """The addresses of all nodes, as clients take them."""
+        """The addresses of all nodes, in the form that clients accept."""
         return ",".join(node.url for node in self.nodes)
 
     def leader_of(self, stream: str) -> Node:
-        """The node that leads a stream."""
+        """Return the node that leads a stream."""
         deadline = time.monotonic() + _DEADLINE_S
         while True:
             name = self._try(f"STREAM.INFO.{stream}").get("cluster", {}).get("leader")
@@ -124,12 +124,12 @@ class Cluster:
             time.sleep(_PAUSE_S)
 
     def followers_of(self, stream: str) -> list[Node]:
-        """The other nodes."""
+        """Return the other nodes."""
         leader = self.leader_of(stream)
         return [node for node in self.nodes if node is not leader]
 
     def api(self, verb: str, body: Any = None) -> dict[str, Any]:
-        """The answer to an API request, asked until a node takes it."""
+        """Send an API request until a node accepts it; return the reply."""
         deadline = time.monotonic() + _DEADLINE_S
         while True:
             answer = self._try(verb, body)
@@ -139,7 +139,7 @@ class Cluster:
             time.sleep(_PAUSE_S)
 
     def _try(self, verb: str, body: Any = None) -> dict[str, Any]:
-        """The answer by way of a node that is not suspended; {} if none came."""
+        """Send an API request through a node that is not suspended; return the reply, {} if there is none."""
         node = next(each for each in self.nodes if not each.is_stopped)
         try:
             link = BlockingConnection(node.address)
@@ -154,7 +154,7 @@ class Cluster:
             link.close()
 
     def _await_meta_leader(self, node: Node) -> None:
-        """An account's info is answered only while the node knows a meta leader."""
+        """Wait for a meta leader: a node replies to account info requests only if it knows one."""
         deadline = time.monotonic() + _DEADLINE_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Keys and tokens for tests: operators, accounts and users, made anew for each run."""
+"""Keys and tokens for tests: operators, accounts and users, generated for each run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Key:
         claims: dict[str, Any] | None = None,
         **nats: Any,
     ) -> str:
-        """A token that this key signs about a subject."""
+        """Return a token about a subject, signed with this key."""
         body: dict[str, Any] = {"iat": int(time.time()), "iss": self.public, "name": name, "sub": about}
         body |= claims or {}
         body["nats"] = {**nats, "type": sort, "version": 2}
@@ -80,7 +80,7 @@ USER_LIMITS = {"subs": -1, "data": -1, "payload": -1}
 
 
 class Realm:
-    """An operator with accounts; `config` is what a server needs to believe it."""
+    """An operator with accounts; `config` is the configuration of a server that trusts it."""
 
     def __init__(self) -> None:
         self.operator = Key("O")
@@ -91,7 +91,7 @@ class Realm:
     def account(
         self, name: str, *, signer: Key | None = None, claims: dict[str, Any] | None = None, **nats: Any
     ) -> Key:
-        """A new account; the same name again is a new token for the same account."""
+        """Create an account, or a new token for an existing one."""
         key = self.accounts.setdefault(name, Key("A"))
         body = {
             "limits": NO_LIMITS | nats.pop("limits", {}),
@@ -106,7 +106,7 @@ class Realm:
     def user(
         self, account: str, *, signer: Key | None = None, claims: dict[str, Any] | None = None, **nats: Any
     ) -> tuple[Key, str]:
-        """A new user of an account: its key and its token."""
+        """Create a user of an account; return its key and its token."""
         key = Key("U")
         body = {"pub": {}, "sub": {}, **USER_LIMITS, **nats}
         if signer is not None:

@@ -1,7 +1,7 @@
-"""A small TCP proxy for leafnode connections that can be cut at any byte and can lose messages.
+"""A small TCP proxy for leafnode connections that can cut them at any byte and drop messages.
 
-It stands between two servers, in threads of its own. Cutting closes both sockets after a given number of further bytes;
-losing takes whole messages out of the stream, which TCP never does but a server that dies in mid-work does.
+It runs between two servers, in its own threads. Cutting closes both sockets after a given number of further bytes.
+Dropping removes complete messages from the stream: TCP never does that, but a server that crashes has the same effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MESSAGES = (b"LMSG ", b"HMSG ")
 
 
 class Proxy:
-    """Listens on `port` and connects to `target()` for each who comes."""
+    """Listens on `port` and connects to `target()` for each connection."""
 
     def __init__(self, target: Callable[[], int], seed: int | str = 0) -> None:
         self._target = target
@@ -26,8 +26,8 @@ class Proxy:
         self._pairs: set[_Pair] = set()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
-        self.refusing = False  # nobody gets through
-        self.loss = 0.0  # how many of the messages are lost
+        self.refusing = False  # new connections are closed
+        self.loss = 0.0  # fraction of the messages that are dropped
         self.cuts = 0
         self.lost = 0
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -116,7 +116,7 @@ class _Pair:
         self.end()
 
     def _thinned(self, data: bytes) -> tuple[bytes, bytes]:
-        """Whole operations without those that are lost, and what is not whole yet."""
+        """Return the complete operations that are not dropped, and the incomplete rest."""
         kept, at = [], 0
         while (stop := data.find(b"\r\n", at)) >= 0:
             end = stop + 2

@@ -1,5 +1,5 @@
-"""Planted bugs: a mutant is a small patch of the real code, applied in a process of its own, and the trials that should
-see it.
+"""Planted bugs: a mutant is a small patch of the real code, applied in a separate process, and the trials that should
+detect it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Patch:
-    """Replaces attributes for good: a mutant lives in its own process."""
+    """Replaces attributes permanently: each mutant runs in its own process."""
 
     def __call__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         setattr(owner, name, make(getattr(owner, name)))
@@ -22,17 +22,17 @@ class Patch:
 class Mutant(NamedTuple):
     plant: Callable[[Patch], None]
     trials: tuple[Callable[[], Iterator[int]], ...]
-    quick: bool = False  # belongs to make test
+    quick: bool = False  # part of make test
 
 
-#: A planted bug may believe a rotten length; it must not take the machine with it.
+#: Memory limit: a planted bug may use a damaged length and must not exhaust the machine.
 MEMORY_MAX = 4 << 30
 #: Errors of a patch that no longer fits the store: not a catch.
 BROKEN = ("AttributeError", "TypeError", "NameError", "ImportError", "UnboundLocalError")
 
 
 class Caught(NamedTuple):
-    """How a mutant died: after how many trials, in how many seconds, and of what; of nothing if it lives."""
+    """How a mutant was caught: the number of trials, the seconds, and the error."""
 
     trials: int
     seconds: float
@@ -40,11 +40,11 @@ class Caught(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        return self.cause not in ("", "LIVES") and not any(word in self.cause for word in BROKEN)
+        return self.cause not in ("", "NOT CAUGHT") and not any(word in self.cause for word in BROKEN)
 
 
 def hunt(mutant: Mutant) -> Caught:
-    """Plants a bug in this process and looks for it."""
+    """Plant a bug in this process and run trials until one detects it."""
     mutant.plant(Patch())
     started, done = time.monotonic(), 0
     try:
@@ -53,11 +53,11 @@ def hunt(mutant: Mutant) -> Caught:
                 done += count
     except Exception as error:
         return Caught(done, time.monotonic() - started, f"{type(error).__name__}: {error}".split("\n")[0])
-    return Caught(done, time.monotonic() - started, "LIVES")
+    return Caught(done, time.monotonic() - started, "NOT CAUGHT")
 
 
 def in_child(mutant: Mutant) -> Caught:
-    """`hunt` in a process of its own, so that the patch dies with it."""
+    """Run `hunt` in a separate process, so that the patch does not outlast it."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -74,7 +74,7 @@ def in_child(mutant: Mutant) -> Caught:
 
 
 def main(mutants: dict[str, Mutant], names: list[str]) -> int:
-    """Try some or all; 1 when one of them lives."""
+    """Try some or all mutants; return 1 if one of them is not caught."""
     alive = []
     for name in names or mutants:
         caught = in_child(mutants[name])
@@ -83,6 +83,7 @@ def main(mutants: dict[str, Mutant], names: list[str]) -> int:
             alive.append(name)
     total = len(names or mutants)
     print(
-        f"{total - len(alive)} of {total} planted bugs were caught" + (f"; alive: {alive}" if alive else "")
+        f"{total - len(alive)} of {total} planted bugs were caught"
+        + (f"; not caught: {alive}" if alive else "")
     )
     return 1 if alive else 0

@@ -1,7 +1,7 @@
-"""The broker's core on either kernel, compiled or pure, side by side in one process.
+"""The broker on the compiled and on the pure core, in one process.
 
-`load("pure")` gives the classes as they are when HEADRACE_PURE is set; the modules that others have
-imported stay what they are. `Desk` is a hub with clients whose conversation is a string of bytes.
+`load("pure")` returns the classes as they are if HEADRACE_PURE is set; modules that are already imported do not change.
+`Desk` is a hub with clients that send and receive bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _fresh_modules() -> Iterator[None]:
 
 @functools.cache
 def load(twin: str) -> SimpleNamespace:
-    """The classes of one twin."""
+    """The classes of one version, compiled or pure."""
     before = os.environ.pop("HEADRACE_PURE", None)
     if twin == "pure":
         os.environ["HEADRACE_PURE"] = "1"
@@ -52,7 +52,7 @@ def load(twin: str) -> SimpleNamespace:
         with _fresh_modules():
             kernel = importlib.import_module("headrace._native")
             broker = importlib.import_module("headrace.broker")
-            assert kernel.COMPILED is (twin == "compiled"), "the kernel is not built: make setup"
+            assert kernel.COMPILED is (twin == "compiled"), "the compiled core is not built: run make setup"
             names = {name: getattr(kernel, name) for name in kernel.__all__}
             return SimpleNamespace(**names, **{name: getattr(broker, name) for name in broker.__all__})
     finally:
@@ -72,7 +72,7 @@ class Anybody:
 
 
 class Owner:
-    """What carries a session in these tests: it lets in whom it is told to."""
+    """The owner of a session in these tests: accepts the given identity."""
 
     def __init__(self, identity: Anybody | None) -> None:
         self.identity = identity
@@ -102,7 +102,7 @@ class Client:
         self.ended = False
 
     def say(self, data: bytes, step: int = 0) -> bytes:
-        """Feed, in pieces of `step` bytes, and take the answer; an end is written as the wire vectors do."""
+        """Feed bytes in pieces of `step` and return the output; a disconnect is shown as in the protocol vectors."""
         try:
             for at in range(0, len(data), step or len(data) or 1):
                 self.parser.feed(data[at : at + step] if step else data)
@@ -118,7 +118,7 @@ class Client:
 
 
 class Desk:
-    """A hub and those who talk to it."""
+    """A hub and its clients."""
 
     def __init__(self, twin: str, **hub: Any) -> None:
         self.classes = load(twin)

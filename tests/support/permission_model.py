@@ -1,4 +1,4 @@
-"""What permissions mean, said as plainly as possible: sets of concrete subjects, no cleverness.
+"""A simple model of permissions: sets of concrete subjects, without optimizations.
 
 Independent of the implementation: patterns are compared by what they match in a small universe, which is large
 enough for patterns of up to two tokens over the letters a and b. It is checked against both servers.
@@ -11,13 +11,13 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-#: `c` stands for every token that no rule names, depth three for everything deeper.
+#: `c` represents every token that no rule names, depth three everything deeper.
 UNIVERSE = [".".join(tokens) for depth in (1, 2, 3) for tokens in itertools.product("abc", repeat=depth)]
 
 
 @cache
 def meant(pattern: str) -> frozenset[str]:
-    """The subjects of the universe that a pattern stands for."""
+    """Return the subjects of the universe that a pattern matches."""
     parts = [{"*": "[^.]+", ">": ".+"}.get(token, re.escape(token)) for token in pattern.split(".")]
     expression = re.compile(r"\.".join(parts))
     return frozenset(subject for subject in UNIVERSE if expression.fullmatch(subject))
@@ -33,12 +33,12 @@ class Rules:
     subscribe_deny: tuple[str, ...] = ()
 
     def may_publish(self, subject: str) -> bool:
-        """Some entry allows it (or there is no list), and none denies it."""
+        """Return whether an entry allows it (or there is no list), and none denies it."""
         allowed = self.publish_allow is None or any(subject in meant(entry) for entry in self.publish_allow)
         return allowed and not any(subject in meant(entry) for entry in self.publish_deny)
 
     def may_subscribe(self, pattern: str, queue: str | None) -> bool:
-        """One entry that covers it allows it, and none that covers it denies it."""
+        """Return whether an entry that covers it allows it, and none that covers it denies it."""
         if any(self._names(entry, queue) for entry in self._covering(self.subscribe_deny, pattern)):
             return False
         if not self.subscribe_allow:
@@ -50,7 +50,7 @@ class Rules:
         return any(" " not in entry for entry in covering)
 
     def delivered(self, pattern: str, queue: str | None) -> frozenset[str]:
-        """What reaches an accepted subscription: all it stands for without what is denied to it."""
+        """Return the subjects that an accepted subscription receives: all that it matches, except denied ones."""
         denied = [meant(entry.split()[0]) for entry in self.subscribe_deny if self._names(entry, queue)]
         return meant(pattern).difference(*denied)
 
@@ -60,7 +60,7 @@ class Rules:
 
     @staticmethod
     def _names(entry: str, queue: str | None) -> bool:
-        """Whether an entry speaks of a subscription with this queue."""
+        """Return whether an entry applies to a subscription with this queue."""
         words = entry.split()
         return len(words) == 1 or (
             queue is not None and re.fullmatch(words[1].replace("*", "[^.]+"), queue) is not None
@@ -68,6 +68,6 @@ class Rules:
 
 
 def small_patterns() -> list[str]:
-    """Every pattern of up to two tokens."""
+    """Return every pattern of up to two tokens."""
     firsts = ["a", "b", "*"]
     return [*firsts, ">", *(f"{first}.{second}" for first in firsts for second in ("a", "b", "*", ">"))]

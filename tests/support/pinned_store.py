@@ -75,6 +75,6 @@ class Opened:
         self.disk.close()
 
     def crash(self):
-        """Gone without a word; what the lanes have done is done."""
+        """Stop without closing the store, as a killed process does; finished disk operations stay."""
         self.disk.drain()
         self.disk.close()

@@ -1,7 +1,7 @@
 """Ports for servers that must know theirs before they start, or keep it over a restart.
 
-They lie below those that the system hands out by itself, so that no connection of somebody else takes one between its choice
-and its use; and every process of a test run has its own.
+They are below the ephemeral ports of the system, so that no other connection takes one between its choice and its use.
+Each process of a test run has its own range.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import socket
 _FIRST, _SHARE, _SHARES = 10_100, 350, 8  # SeaweedFS begins at 13000: see claims.object_stores
 
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0)
-_numbers = itertools.count(os.getpid())  # not from the beginning: another run may use the same share
+_numbers = itertools.count(os.getpid())  # different starts, because another test run may use the same range
 
 
 def free_port() -> int:
-    """One on which nobody listens."""
+    """Return a port on which nothing listens."""
     for number in itertools.islice(_numbers, _SHARE):
         port = _FIRST + _worker % _SHARES * _SHARE + number % _SHARE
         try:

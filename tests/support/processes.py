@@ -1,4 +1,4 @@
-"""`headrace serve` as a process, for tests: started on a free port, watched through its log, always ended."""
+"""`headrace serve` as a process, for tests: starts it on a free port, reads its log, always ends it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Serving:
         return f"nats://127.0.0.1:{self.port}"
 
     def wait_for(self, text: str) -> None:
-        """Until the log says it."""
+        """Wait until the log contains a text."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.log:
             assert self.process.poll() is None or text in self.log, self.log
@@ -55,13 +55,13 @@ class Serving:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        """The exit code, once it has ended."""
+        """Wait for the process to end; return its exit code."""
         return self.process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager
 def serving(folder: Path, *flags: str, program: tuple[str, ...] = ("-m", "headrace")) -> Iterator[Serving]:
-    """`headrace serve` with these flags, ready for clients."""
+    """Run `headrace serve` with these flags; yield it when it is ready for clients."""
     log = folder / "stderr"
     with log.open("wb") as stderr:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a seed comes to in processes with different orders of hashes."""
+"""Digests of a seed in processes with different hash seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def digests(module: str, seed: int) -> set[str]:
-    """What `run(seed)` of a test module returns, under two orders, with the sources that this process has."""
+    """Return the results of `run(seed)` of a test module under two hash seeds, with the sources of this process."""
     paths = os.pathsep.join(filter(None, ("tests", os.environ.get("PYTHONPATH", ""))))
     return {
         subprocess.run(

@@ -1,4 +1,4 @@
-"""What the store's tests share: a tiny store on real files, and a naive model of a log."""
+"""Shared by the store's tests: a tiny store on real files, and a naive model of a log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = StoreOptions(
 
 
 class Ticking:
-    """A clock that moves on with every look at it."""
+    """A clock that advances with every call."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000_000_000_000
@@ -36,12 +36,26 @@ class Ticking:
         return self.now
 
 
+class RecordingObserver:
+    """Records which frames are durable, and how often the disk became full."""
+
+    def __init__(self) -> None:
+        self.commits: list[int] = []
+        self.full_count = 0
+
+    def on_frame_durable(self, frame: int) -> None:
+        self.commits.append(frame)
+
+    def on_full(self) -> None:
+        self.full_count += 1
+
+
 def open_store(root: Path, options: StoreOptions = TINY) -> Store:
     return Store.open(FileDisk(root), Ticking(), options)
 
 
 def kill(store: Store) -> None:
-    """Ends without a word, as a killed process does."""
+    """Stop without closing the store, as a killed process does."""
     store.disk.drain()
     store.disk.close()
 
@@ -58,7 +72,7 @@ def opened(root: Path, options: StoreOptions = TINY) -> Iterator[Store]:
 
 
 def commit(store: Store) -> None:
-    """Seals what there is and lets the disk come to rest."""
+    """Commit the open frame and wait until the disk is idle."""
     if store.dirty:
         store.commit()
     store.disk.drain()
@@ -68,7 +82,7 @@ def commit(store: Store) -> None:
 
 @dataclass
 class Naive:
-    """A log as a dict: obviously right and obviously slow."""
+    """A log as a dict: simple, correct and slow."""
 
     live: dict[int, tuple[int, bytes, bytes, bytes, int]] = field(default_factory=dict)
     last: int = 0
@@ -99,11 +113,11 @@ class Naive:
 
 
 def compare(log: StreamLog, naive: Naive, filters: tuple[tuple[bytes, ...], ...] = ((),)) -> None:
-    """Every question about a log has the naive answer."""
+    """Check that every query of a log returns the model's result."""
     assert (log.messages, log.first_seq, log.last_seq) == (len(naive.live), naive.first, naive.last)
     assert {seq: log.get(seq) for seq in naive.live} == naive.live
     assert log.num_deleted == naive.last + 1 - naive.first - len(naive.live)
-    assert list(log.iter_deleted_seqs()) == [
+    assert log.find_deleted_seqs(1 << 20).tolist() == [
         seq for seq in range(naive.first, naive.last + 1) if seq not in naive.live
     ]
     names = sorted({message[1] for message in naive.live.values()})

@@ -1,4 +1,4 @@
-"""Listeners on free ports and clients that speak bytes, in the test's own event loop."""
+"""Listeners on free ports and clients that send and receive raw bytes, in the test's own event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Start = Callable[..., Awaitable[Listener]]
 
 @asynccontextmanager
 async def listeners() -> AsyncIterator[Start]:
-    """Listeners on free ports, stopped in the end; nothing of their clients may be left then."""
+    """Listeners on free ports, stopped at the end; no state of their clients may remain then."""
     running: list[Listener] = []
 
     async def begin(**settings: Any) -> Listener:
@@ -40,7 +40,7 @@ async def listeners() -> AsyncIterator[Start]:
 
 
 class Wire:
-    """A client that speaks bytes."""
+    """A client that sends and receives raw bytes."""
 
     info: dict[str, Any]
 
@@ -63,7 +63,7 @@ class Wire:
             return await self.reader.readline()
 
     async def rest(self) -> bytes:
-        """Everything up to the end of the connection."""
+        """Return everything up to the end of the connection."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()
@@ -71,7 +71,7 @@ class Wire:
                 return b"reset"
 
     async def ask(self, data: bytes) -> bytes:
-        """Send, and take what comes up to the answer of a PING."""
+        """Send bytes and a PING; return everything received before the PONG."""
         self.writer.write(data + b"PING\r\n")
         heard = b""
         while not heard.endswith(b"PONG\r\n"):

@@ -1,4 +1,4 @@
-"""Pins made by hand, as docs/store.md has them, so that the reader is tested without the writer."""
+"""Pins made by hand, as docs/explanation/storage-format.md has them, so that the reader is tested without the writer."""
 
 import struct
 from zlib import crc32

@@ -49,7 +49,7 @@ def test_a_server_that_cannot_start_leaves_no_thread(headrace_server: HostedServ
     hosted = HostedServer(port=headrace_server.port)
     with pytest.raises(Exception, match=str(headrace_server.port)):
         hosted.start()
-    with pytest.raises(RuntimeError, match="does not run"):
+    with pytest.raises(RuntimeError, match="is not running"):
         _ = hosted.url
 
 

@@ -1,6 +1,7 @@
 """The compiled core: each module has a pure version (`parser`, `parser_pure`) with the same names and behaviour.
 
 The compiled version is used if it was built, unless HEADRACE_PURE is set. Must not know the packages above.
+See ADR 4.
 """
 
 import importlib

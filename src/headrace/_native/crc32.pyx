@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""The CRC-32 of zlib, compiled for large buffers: sixteen bytes at a time where the processor multiplies polynomials.
+"""CRC-32 of large buffers, compiled: 64 bytes per step on processors with carry-less multiplication (PCLMUL).
 
-Owns nothing but the arithmetic. Invariant: the result is that of `zlib.crc32`, which also does the work where the processor
-or the buffer is not of that kind. `checksum_pure` is zlib's function itself; the same tests hold both.
+Owns only the arithmetic. Invariant: the result is that of `zlib.crc32`, which is called for small buffers and on other
+processors. The pure version, `crc32_pure`, is zlib's function; the same tests run on both.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -18,10 +18,10 @@ cdef extern from *:
     #include <immintrin.h>
     #define HR_FOLDS() (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
     #define HR_LOAD(p) _mm_loadu_si128((const __m128i *)(p))
-    /* x * x^n mod P for both halves of x: k holds the two remainders that stand for the distance. */
+    /* Multiplies both halves of x by x^n mod P and adds y; k has the constants for the distance n. */
     #define HR_FOLD(x, k, y) _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), \
                                                          _mm_clmulepi64_si128(x, k, 0x11)), y)
-    /* Bit-reflected as zlib has it; size is a multiple of 16 and at least 64. */
+    /* Bit-reflected, like zlib's; size must be a multiple of 16 and at least 64. */
     __attribute__((target("pclmul,sse4.1")))
     static uint32_t hr_crc32(const unsigned char *p, size_t size, uint32_t crc) {
         const __m128i by512 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
@@ -56,13 +56,13 @@ cdef extern from *:
     uint32_t hr_crc32(const unsigned char *p, size_t size, uint32_t crc) nogil
 
 cdef enum:
-    WORTH = 256  # below, calling zlib is as good
+    WORTH = 256  # bytes from which this is faster than zlib
 
 cdef bint FOLDS = HR_FOLDS()
 
 
 def crc32(data, uint32_t value=0):
-    """The checksum of `data`, going on from that of what came before."""
+    """Return the checksum of `data`, continuing from `value`, that of the preceding bytes."""
     cdef Py_buffer view
     cdef Py_ssize_t whole
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)

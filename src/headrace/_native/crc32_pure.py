@@ -1,4 +1,4 @@
-"""CRC-32 from zlib; the compiled version is `crc32.pyx`."""
+"""CRC-32 from zlib; the compiled version is `crc32.pyx`. See ADR 8."""
 
 from zlib import crc32
 

@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""The hot path of reading, compiled: stored records become MSG and HMSG lines in their receivers' output.
+"""Encoding of deliveries, compiled: writes stored records as MSG and HMSG to their receivers' output.
 
-Owns the encoding of a run of records (`encode_deliveries`), the parsing of acknowledgement subjects (`split_ack_subject`) and the
-subjects of a run (`collect_subjects`). Nothing is made per message: records are read where they lie and written where they
-leave. Knows no consumers. `delivery_pure` does the same in plain Python and passes the same tests.
+Owns the encoding of a run of records (`encode_deliveries`), the parsing of ack subjects (`split_ack_subject`) and the
+subjects of a run (`collect_subjects`). No Python object is created per message: records are copied from where they are
+stored straight to the output. Must not know consumers. `deliveries_pure` is the same in pure Python; the same tests run
+on both.
 """
 
 cimport cython
@@ -17,13 +18,13 @@ from libc.string cimport memchr, memcmp, memcpy
 from headrace._native.record_layout cimport Record, digits, put, read
 
 cdef enum:
-    NUMBERS = 96  # four numbers of at most 20 digits, the dots between them
-    LINE = 64  # a control line besides its words
-    ROOM = 4096  # what an output grows by at least
+    NUMBERS = 96  # enough for four numbers of at most 20 digits, and dots
+    LINE = 64  # enough for a control line without subject, sid and reply
+    ROOM = 4096  # minimum growth of an output
 
 
 cdef struct Output:
-    # A client's buffer during a run: `size` bytes long, valid up to `at`.
+    # A client's buffer during a run: it has `size` bytes, used up to `at`.
     PyObject *buffer
     char *start
     Py_ssize_t at, size
@@ -38,7 +39,7 @@ cdef struct Receiver:
 
 
 cdef int grow(Output *output, Py_ssize_t need) except -1:
-    """Make room for `need` more bytes, and for some more messages."""
+    """Enlarge an output for `need` more bytes and some further messages."""
     cdef object buffer = <object>output.buffer
     cdef Py_ssize_t size = output.at + need + (output.at + need) // 2 + ROOM
     PyByteArray_Resize(buffer, size)
@@ -48,7 +49,7 @@ cdef int grow(Output *output, Py_ssize_t need) except -1:
 
 
 cdef inline int write(Receiver *receiver, Record *record, const char *ack, Py_ssize_t ack_size) except -1:
-    """One message into one output."""
+    """Write one message to one output."""
     cdef Output *output = receiver.output
     cdef bint headed = record.header_size > 0 and receiver.headers
     cdef Py_ssize_t body = record.payload_size + (record.header_size if headed else 0)
@@ -85,7 +86,7 @@ cdef inline int write(Receiver *receiver, Record *record, const char *ack, Py_ss
 
 
 cdef Py_ssize_t collect_receivers(Receiver *receivers, Output *outputs, list targets, list subs) except -1:
-    """What the encoder needs of each receiver, one after another; how many outputs there are."""
+    """Fill `receivers` and `outputs` from the targets; return the number of outputs."""
     cdef Py_ssize_t i = 0, j, count = 0
     for target in targets:
         for sub in target:
@@ -110,7 +111,7 @@ cdef Py_ssize_t collect_receivers(Receiver *receivers, Output *outputs, list tar
 
 
 cdef trim(Output *outputs, Py_ssize_t count):
-    """Take back the room that was not used."""
+    """Shrink the outputs to the bytes used."""
     cdef Py_ssize_t i
     for i in range(count):
         if outputs[i].at < outputs[i].size:
@@ -118,7 +119,7 @@ cdef trim(Output *outputs, Py_ssize_t count):
 
 
 cdef update_counters(Receiver *receivers, list subs):
-    """Tell the receivers what they got."""
+    """Add what was written to the counters of subscriptions and clients."""
     cdef Py_ssize_t i
     for i in range(len(subs)):
         if receivers[i].messages:
@@ -129,14 +130,14 @@ cdef update_counters(Receiver *receivers, list subs):
             client.mark_dirty()
 
 
-@cython.boundscheck(False)  # `at` is within `wanted` all along
+@cython.boundscheck(False)  # `at` is always a valid index of `wanted`
 def encode_deliveries(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, bytes ack not None, uint64_t cseq,
            int64_t pending, Py_ssize_t base, Py_ssize_t bytes_max, bint strict):
-    """Write records of `view`, those in `seqs` from index `at` on, at most `most`, to targets taking turns.
+    """Write the records of `view` that are in `seqs` from index `at` on, at most `most`, to the targets in turn.
 
-    A target is a list of subscriptions that all get a message. `ack` is the acknowledgement subject up to the stream
-    sequence; `pending` counts the messages before this run. Sizes are reply, header and payload plus `base`, or plus
-    the subject when `base` is negative; the run ends before `bytes_max` is exceeded if `strict`, after it otherwise
+    A target is a list of subscriptions that all get a message. `ack` is the ack subject up to the stream sequence;
+    `pending` is the number of pending messages before this run. Sizes are reply, header and payload plus `base`, or
+    plus the subject if `base` is negative; the run ends before `bytes_max` is exceeded if `strict`, after it otherwise
     (negative: no limit). Returns how many were written and their size.
     """
     cdef const unsigned char[::1] data = view
@@ -155,7 +156,7 @@ def encode_deliveries(list targets not None, view, seqs, Py_ssize_t at, Py_ssize
     cdef list subs = []
     if at < 0:
         raise IndexError(at)
-    if most < stop - at:  # not `at + most`, which may be too large for a number
+    if most < stop - at:  # not `at + most`, which may overflow
         stop = at + most
     if at >= stop or target_count == 0 or data.shape[0] == 0:
         return 0, 0
@@ -213,7 +214,7 @@ def encode_deliveries(list targets not None, view, seqs, Py_ssize_t at, Py_ssize
 
 
 cdef inline int64_t number(const char *at, const char *end) noexcept nogil:
-    """A token of digits, or -1; so is one that needs 64 bits."""
+    """Parse a token of digits; -1 if it is none or needs more than 63 bits."""
     cdef uint64_t value = 0
     if at == end or end - at > 19:
         return -1
@@ -226,10 +227,10 @@ cdef inline int64_t number(const char *at, const char *end) noexcept nogil:
 
 
 def split_ack_subject(bytes subject not None):
-    """Who an acknowledgement is for and what it speaks of: key, delivery count, stream sequence, consumer sequence.
+    """Parse an ack subject: key, delivery count, stream sequence and consumer sequence.
 
-    The key is `stream.consumer`, or `domain.account.stream.consumer` in the second form; a number that is none is -1.
-    None when it is not the subject of an acknowledgement.
+    The key is `stream.consumer`, or `domain.account.stream.consumer` in the second form; an invalid number is -1. None
+    if it is not an ack subject.
     """
     cdef const char *start = PyBytes_AS_STRING(subject)
     cdef const char *end = start + PyBytes_GET_SIZE(subject)
@@ -260,7 +261,7 @@ def split_ack_subject(bytes subject not None):
 
 
 def collect_subjects(view, uint64_t last, set found not None):
-    """Add the subjects of the records in `view` up to sequence `last`; the sequence to go on with."""
+    """Add the subjects of the records in `view` up to sequence `last`; return the sequence to continue with."""
     cdef const unsigned char[::1] data = view
     cdef const char *here
     cdef const char *end

@@ -7,24 +7,24 @@ form what that version does.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_RECORD = struct.Struct("<IHHIIQQ")
+from headrace._native.record_header import RECORD_HEADER, RECORD_HEADER_BYTES
+
 _ACK = b"$JS.ACK."
 
 
 def iter_records(view: memoryview) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
     """Yield sequence, time, subject, header and payload of every complete record."""
     at, end = 0, len(view)
-    while end - at >= _RECORD.size:
-        size, subject_size, _, header_size, _, seq, time_ns = _RECORD.unpack_from(view, at)
-        subject_at = at + _RECORD.size
+    while end - at >= RECORD_HEADER_BYTES:
+        size, subject_size, _, header_size, _, seq, time_ns = RECORD_HEADER.unpack_from(view, at)
+        subject_at = at + RECORD_HEADER_BYTES
         header_at = subject_at + subject_size
         payload_at = header_at + header_size
         at += size
-        if size < _RECORD.size or at > end or payload_at > at:
+        if size < RECORD_HEADER_BYTES or at > end or payload_at > at:
             return
         yield (
             seq,

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Stored records as answers to a direct get, compiled: their headers with their whereabouts appended, and their payload.
+"""Encodes stored records as direct-get replies, compiled.
 
-Owns the form of such an answer and of its time stamp. Knows no streams and no receivers. `answers_pure` does the same in
-plain Python and passes the same tests.
+Owns the format of these replies and of their time stamps. Must not know streams or receivers. `direct_get_pure` is the
+same in pure Python; the same tests run on both. See ADR 9.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -15,7 +15,7 @@ from headrace._native.records cimport LogWriter, SegmentIndex
 
 cdef enum:
     BLOCK = 32
-    TAIL = 256  # everything of an answer's headers that has a bounded size
+    TAIL = 256  # enough for the headers of a reply whose size is bounded
     SECOND_NS = 1000000000
 
 
@@ -28,10 +28,10 @@ cdef inline char *padded(char *to, uint64_t value, int width) noexcept nogil:
 
 
 cdef char *format_time(char *to, uint64_t time_ns) noexcept nogil:
-    """RFC 3339 in UTC with up to nine digits, trailing zeros trimmed."""
+    """Format as RFC 3339 in UTC with up to nine digits, trailing zeros trimmed; return the end."""
     cdef uint64_t second = time_ns // SECOND_NS, fraction = time_ns % SECOND_NS
     cdef uint64_t days = second // 86400, rest = second % 86400
-    # Years begin in March and come in cycles of 400, so that the leap day is the last of all.
+    # Years begin in March and repeat every 400 years, so that a leap day is the last day of its cycle.
     cdef uint64_t shifted = days + 719468, cycle = shifted // 146097, day = shifted % 146097
     cdef uint64_t year = (day - day // 1460 + day // 36524 - day // 146096) // 365
     cdef uint64_t month
@@ -61,7 +61,7 @@ cdef char *format_time(char *to, uint64_t time_ns) noexcept nogil:
 
 
 cdef bytes encode_headers(Record *record, bytes fixed, int64_t pending, uint64_t last):
-    """The stored headers with the record's whereabouts, and those of a batch unless `pending` is negative."""
+    """Return the stored headers plus those that describe the record, and those of a batch if `pending` is not negative."""
     cdef char tail[TAIL]
     cdef char *to = tail
     cdef Py_ssize_t stored = max(record.header_size - 2, 0) if record.header_size else 10
@@ -93,7 +93,7 @@ cdef bytes encode_headers(Record *record, bytes fixed, int64_t pending, uint64_t
 
 
 cpdef encode_reply(data, Py_ssize_t at, bytes fixed):
-    """Header block and payload of the answer that is the record at a place; `fixed` goes before its subject."""
+    """Return header block and payload of the reply for the record at `at`; `fixed` goes before its subject."""
     cdef const unsigned char[::1] view
     cdef const char *start = NULL
     cdef Py_ssize_t size
@@ -113,9 +113,9 @@ cpdef encode_reply(data, Py_ssize_t at, bytes fixed):
 
 
 def encode_last_by_subject(LogWriter log not None, bytes subject not None, Py_ssize_t skip, bytes fixed not None):
-    """The answer that is the newest message of a subject, which is given behind `skip` bytes of something else.
+    """Return the reply with the newest message of a subject, which starts after `skip` bytes of `subject`.
 
-    None where the message has to be looked for: a wildcard, no such message, or one that is not in the active segment.
+    None if the message must be searched for: a wildcard, no such message, or one that is not in the active segment.
     """
     cdef const char *name = PyBytes_AS_STRING(subject) + skip
     cdef Py_ssize_t size = PyBytes_GET_SIZE(subject) - skip, row
@@ -141,11 +141,11 @@ def encode_last_by_subject(LogWriter log not None, bytes subject not None, Py_ss
 
 def encode_replies(list messages not None, view, seqs, Py_ssize_t at, Py_ssize_t most, int64_t bytes_max, bytes reply not None,
             bytes fixed, int64_t pending, uint64_t last):
-    """Add the records of `view` that are in `seqs` from index `at` on, as answers to `reply`, at most `most` and no more
-    once `bytes_max` is reached.
+    """Add the records of `view` that are in `seqs` from index `at` on as replies to `reply`, at most `most` and none
+    after `bytes_max` is reached.
 
-    `fixed` is None for payloads alone; `pending` counts the messages before these, `last` is the sequence of the one
-    sent before. Returns how many were added and their size, which is that of subjects, stored headers and payloads.
+    `fixed` is None for payloads alone; `pending` is the number of pending messages before these, `last` the sequence
+    sent before. Returns how many were added and their size: that of subjects, stored headers and payloads.
     """
     cdef const unsigned char[::1] data = view
     cdef const uint64_t[::1] wanted = seqs
@@ -157,7 +157,7 @@ def encode_replies(list messages not None, view, seqs, Py_ssize_t at, Py_ssize_t
     cdef bytes block = b""
     if at < 0:
         raise IndexError(at)
-    if most < stop - at:  # not `at + most`, which may be too large for a number
+    if most < stop - at:  # not `at + most`, which may overflow
         stop = at + most
     if at >= stop or data.shape[0] == 0:
         return 0, 0

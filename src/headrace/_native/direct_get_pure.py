@@ -1,4 +1,7 @@
-"""Encodes stored records as direct-get replies, in pure Python; the compiled version is `direct_get.pyx`."""
+"""Encodes stored records as direct-get replies, in pure Python; the compiled version is `direct_get.pyx`.
+
+See ADR 9.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""What a message brings besides its payload, compiled: headers for the server, ids seen lately, members of batches.
+"""Ingest state, compiled: `Nats-` headers, dedup window, open atomic batches.
 
-Owns the reading of header blocks in one pass (`look`, `parse_nats_headers`), the ids of a duplicate window (`DedupWindow`) and what
-a batch has staged (`OpenBatch`, `ByteBudget`). Knows no streams, no errors and no clock. `arrivals_pure` does the same in plain
-Python and passes the same tests.
+Owns the parsing of header blocks in one pass (`scan_headers`, `parse_nats_headers`), the message ids of a dedup window
+(`DedupWindow`) and the members of open batches (`OpenBatch`, `ByteBudget`). Must not know streams, API errors or
+clocks. `ingest_state_pure` is the same in pure Python; the same tests run on both.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
@@ -16,11 +16,11 @@ from headrace._native.record_layout cimport u16, u64
 cdef enum:
     ENTRY = 18  # sequence, time, length of the id
     DIGITS_MAX = 9
-    EXPIRED_BYTES_MAX = 65536  # bytes of forgotten ids that are kept before they are cut off
+    EXPIRED_BYTES_MAX = 65536  # bytes of expired ids from which they are removed from `order`
 
 
 cdef inline const char *line_end(const char *at, const char *end) noexcept nogil:
-    """Where a line ends: at its CRLF, or with the block."""
+    """Return where a line ends: at its CRLF, or at the end of the block."""
     cdef const char *found
     while at < end:
         found = <const char *>memchr(at, 13, end - at)
@@ -33,7 +33,7 @@ cdef inline const char *line_end(const char *at, const char *end) noexcept nogil
 
 
 cdef inline Py_ssize_t parse_digits(const char *at, Py_ssize_t size) noexcept nogil:
-    """A short decimal number, or -1."""
+    """Return the value of one to nine decimal digits, or -1."""
     cdef Py_ssize_t value = 0, i
     if size < 1 or size > DIGITS_MAX:
         return -1
@@ -45,15 +45,16 @@ cdef inline Py_ssize_t parse_digits(const char *at, Py_ssize_t size) noexcept no
 
 
 cdef int scan_headers(const char *at, const char *end, ParsedHeaders *heading) noexcept nogil:
-    """Which headers of the server are in a block, with the values of those that most messages carry; OTHER where there
-    is more to say than fits a `ParsedHeaders`.
+    """Return which headers for the server a block contains, and set their values in `heading`.
+
+    Returns OTHER if one of them has no field there or an unusual value.
     """
     cdef const char *stop
     cdef const char *colon
     cdef const char *value
     cdef Py_ssize_t name
     cdef int found = 0
-    at = line_end(at, end) + 2  # the first line is none of them
+    at = line_end(at, end) + 2  # the first line is not a header
     while at < end:
         stop = line_end(at, end)
         if stop - at >= 5 and at[0] == 78 and memcmp(at, b"Nats-", 5) == 0:
@@ -94,8 +95,9 @@ cdef int scan_headers(const char *at, const char *end, ParsedHeaders *heading) n
 
 
 def parse_nats_headers(bytes block not None):
-    """The first value of every header whose name begins with `Nats-`; names are case-sensitive. Neither the first line nor
-    one without a colon is a header.
+    """Return the first value of every header whose name begins with `Nats-`; names are case-sensitive.
+
+    The first line, and lines without a colon, are not headers.
     """
     cdef const char *at = PyBytes_AS_STRING(block)
     cdef const char *end = at + PyBytes_GET_SIZE(block)
@@ -104,7 +106,7 @@ def parse_nats_headers(bytes block not None):
     cdef const char *value
     cdef dict found = {}
     cdef bytes name
-    at = line_end(at, end) + 2  # the first line is none of them
+    at = line_end(at, end) + 2  # the first line is not a header
     while at < end:
         stop = line_end(at, end)
         if stop - at >= 5 and at[0] == 78 and memcmp(at, b"Nats-", 5) == 0:
@@ -121,15 +123,15 @@ def parse_nats_headers(bytes block not None):
 
 
 cdef class DedupWindow:
-    """Ids of messages, with their sequences, for `window_ns` after they were stored.
+    """Message ids with their sequences, for `window_ns` after the messages were stored.
 
-    `order` holds them as they are written down: sequence, time, length, id, from `head` on; what is behind `saved_end` has
-    not been taken yet.
+    `order` has them in the order they were added, encoded for storage: sequence, time, length, id. The first one that
+    has not expired is at `head`; those from `saved_end` on have not been drained yet.
     """
 
     def __init__(self, int64_t window_ns):
         if window_ns < 0:
-            raise ValueError("a window has a length")
+            raise ValueError("the length of a dedup window must not be negative")
         self.window_ns = window_ns
         self.seen = {}
         self.order = bytearray()
@@ -146,7 +148,7 @@ cdef class DedupWindow:
         return 0 if found is None else <uint64_t>found
 
     cdef bint is_over(self, const char *entry, uint64_t now_ns) noexcept nogil:
-        """Whether an id left the window. Times are compared as they are written, without a sign."""
+        """Return whether an id has left the window. Times are compared unsigned, as they are stored."""
         return now_ns >= <uint64_t>self.window_ns and u64(entry + 8) <= now_ns - <uint64_t>self.window_ns
 
     cdef int c_add(self, bytes message_id, uint64_t seq, uint64_t time_ns) except -1:
@@ -154,7 +156,7 @@ cdef class DedupWindow:
         cdef uint16_t length = <uint16_t>size
         cdef char *to
         if size > 0xFFFF:
-            raise ValueError("an id has at most 65,535 bytes")
+            raise ValueError("a message id has more than 65,535 bytes")
         self.seen[message_id] = seq
         PyByteArray_Resize(self.order, at + ENTRY + size)
         to = PyByteArray_AS_STRING(self.order) + at
@@ -183,11 +185,11 @@ cdef class DedupWindow:
         return 0
 
     def find(self, bytes message_id not None, uint64_t now_ns):
-        """The sequence of the message stored under this id within the window; 0 if there is none."""
+        """Return the sequence of the message stored with this id within the window; 0 if there is none."""
         return self.c_find(message_id, now_ns)
 
     def add(self, bytes message_id not None, uint64_t seq, uint64_t time_ns):
-        """Remember a message just admitted."""
+        """Add a message that was just admitted."""
         self.c_add(message_id, seq, time_ns)
 
     def expire(self, uint64_t now_ns):
@@ -195,13 +197,13 @@ cdef class DedupWindow:
         self.c_expire(now_ns)
 
     def drain_unsaved(self):
-        """What was added since this was called last, as it is to be written down."""
+        """Return what was added since the last call, encoded for storage."""
         cdef bytes fresh = bytes(self.order[self.saved_end:])
         self.saved_end = PyByteArray_GET_SIZE(self.order)
         return fresh
 
     def restore(self, bytes block not None):
-        """Add what was written down."""
+        """Add stored entries."""
         cdef const char *start = PyBytes_AS_STRING(block)
         cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(block), size
         while at + ENTRY <= end:
@@ -214,7 +216,7 @@ cdef class DedupWindow:
         self.saved_end = PyByteArray_GET_SIZE(self.order)
 
     def snapshot(self):
-        """All that was taken and is still known, as it is to be written down."""
+        """Return everything that was drained and is still known, encoded for storage."""
         cdef const char *order = PyByteArray_AS_STRING(self.order)
         cdef Py_ssize_t at = self.head, size
         cdef list known = []
@@ -227,14 +229,14 @@ cdef class DedupWindow:
 
 
 cdef class ByteBudget:
-    """Bytes that all batches of a server have staged together, and how many may be."""
+    """Bytes that all open batches of a server use together, and their limit."""
 
     def __init__(self, Py_ssize_t bytes_max):
         self.bytes_max = bytes_max
 
 
 cdef class OpenBatch:
-    """An open batch: what it has so far, how much it may have, and until when it waits for more."""
+    """An open atomic batch: its members, its limits, and how long it waits for more."""
 
     def __init__(self, bytes name not None, ByteBudget budget not None, Py_ssize_t max_members, int64_t timeout_ns):
         self.name = name
@@ -245,7 +247,7 @@ cdef class OpenBatch:
         self.open = True
 
     cdef bint c_accepts(self, const char *name, Py_ssize_t name_size, Py_ssize_t position, Py_ssize_t size) except -1:
-        """Whether a member of this name, position and size is the next one and may be staged."""
+        """Return whether a member of this name, position and size is the next one and fits."""
         return (
             self.open
             and position == len(self.members) + 1
@@ -262,5 +264,5 @@ cdef class OpenBatch:
         return 0
 
     def add(self, member, Py_ssize_t size):
-        """Stage one more."""
+        """Add a member."""
         self.c_add(member, size)

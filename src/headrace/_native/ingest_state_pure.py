@@ -37,7 +37,7 @@ class DedupWindow:
 
     def __init__(self, window_ns: int) -> None:
         if window_ns < 0:
-            raise ValueError("a window has a length")
+            raise ValueError("the length of a dedup window must not be negative")
         self.window_ns = window_ns
         self._seen: dict[bytes, int] = {}
         self._order: deque[tuple[int, int, bytes]] = deque()
@@ -56,7 +56,7 @@ class DedupWindow:
     def add(self, message_id: bytes, seq: int, time_ns: int) -> None:
         """Add a message that was just admitted."""
         if len(message_id) > _ID_BYTES_MAX:
-            raise ValueError("an id has at most 65,535 bytes")
+            raise ValueError("a message id has more than 65,535 bytes")
         self._seen[message_id] = seq
         self._order.append((time_ns, seq, message_id))
         self._unsaved += 1

@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""The hot path, compiled: parse what a client publishes, find its route, write it into each receiver's output.
+"""Parser, route cache and fan-out, compiled: parses publishes, finds their routes, writes them to each receiver's output.
 
 Owns the framing of one client's input (`Parser`), the cache of routes (`RouteTable`) and the encoding of deliveries.
-Invariant: whatever the input is cut into, the same operations happen in the same order. Knows no sockets, no clock,
-and of control operations only where they end; their meaning is the business of the client's methods. `wire_pure` does
-the same in pure Python and passes the same tests.
+Invariant: however the input is split into chunks, the same operations happen in the same order. Must not know sockets,
+clocks or the meaning of control operations, which the client's methods implement. `parser_pure` is the same in pure
+Python; the same tests run on both.
 """
 
 cimport cython
@@ -24,23 +24,23 @@ from headrace._native.parser_pure import split_args
 cdef extern from *:
     """
     #if PY_VERSION_HEX >= 0x030E0000
-    #define wire_hash(p, n) ((uint64_t)Py_HashBuffer((p), (n)))
+    #define hash_bytes(p, n) ((uint64_t)Py_HashBuffer((p), (n)))
     #else
-    #define wire_hash(p, n) ((uint64_t)_Py_HashBytes((p), (n)))
+    #define hash_bytes(p, n) ((uint64_t)_Py_HashBytes((p), (n)))
     #endif
-    #define wire_room(o) (((PyByteArrayObject *)(o))->ob_alloc)
+    #define bytearray_capacity(o) (((PyByteArrayObject *)(o))->ob_alloc)
     """
-    uint64_t wire_hash(const char *p, Py_ssize_t n)
-    Py_ssize_t wire_room(PyObject *o)
+    uint64_t hash_bytes(const char *p, Py_ssize_t n)
+    Py_ssize_t bytearray_capacity(PyObject *o)
 
 cdef enum:
-    # What a route's key stands for: one subject, all children of a prefix, everything below a head of two tokens.
+    # What the key of a route covers: one subject, all children of a prefix, everything below two tokens.
     KEY_EXACT = 0
     KEY_PARENT = 1
     KEY_TWO_TOKENS = 2
 
 cdef enum:
-    # What the parser is in the middle of.
+    # What the parser expects next: a control line, a payload, or the rest of a line to skip.
     OPERATION = 0
     PAYLOAD = 1
     JUNK = 2
@@ -48,21 +48,21 @@ cdef enum:
 cdef enum:
     DIGITS_MAX = 9
     VERB_MAX = 8
-    # Payloads of this size on are not copied for each of several receivers.
+    # Payloads of at least this size are not copied for each of several receivers.
     SHARED_MIN = 16384
-    # What a line needs beside subject and reply, about.
+    # Approximate size of a line without subject and reply.
     LINE_BYTES = 24
 
 UNKNOWN = "Unknown Protocol Operation"
 TOO_LONG = "maximum control line exceeded"
 TOO_LARGE = "Maximum Payload Violation"
 UNAUTHORIZED = "Authorization Violation"
-# Verbs by first letters; those followed by a blank need one, the rest take anything up to the end of the line.
+# Verbs, matched by prefix. A blank must follow BLANK_VERBS; FREE_VERBS accept anything up to the end of the line.
 BLANK_VERBS = (b"PUB", b"SUB", b"HPUB", b"UNSUB", b"INFO", b"-ERR")
 FREE_VERBS = (b"CONNECT", b"PING", b"PONG", b"+OK")
 
 
-cdef list NOBODY = []
+cdef list NO_RECEIVERS = []
 
 
 cdef struct Span:
@@ -84,7 +84,7 @@ cdef inline bint blank(char c) noexcept nogil:
 
 
 cdef inline Py_ssize_t split(const char *at, const char *end, Span *args, Py_ssize_t most) noexcept nogil:
-    """Fill `args` with the words between blanks; how many there are, at most `most` + 1."""
+    """Fill `args` with the words between blanks; return their number, at most `most` + 1."""
     cdef Py_ssize_t found = 0
     while True:
         while at < end and blank(at[0]):
@@ -101,7 +101,7 @@ cdef inline Py_ssize_t split(const char *at, const char *end, Span *args, Py_ssi
 
 
 cdef inline Py_ssize_t parse_digits(Span *digits) noexcept nogil:
-    """The value of one to nine decimal digits, or -1."""
+    """Return the value of one to nine decimal digits, or -1."""
     cdef Py_ssize_t value = 0, i
     cdef char c
     if digits.size < 1 or digits.size > DIGITS_MAX:
@@ -115,7 +115,7 @@ cdef inline Py_ssize_t parse_digits(Span *digits) noexcept nogil:
 
 
 cdef inline bint is_well_formed(const char *at, const char *end) noexcept nogil:
-    """Whether no token between dots is empty."""
+    """Return whether no token between dots is empty."""
     cdef bint empty = True
     while at < end:
         if at[0] == 46:
@@ -129,14 +129,14 @@ cdef inline bint is_well_formed(const char *at, const char *end) noexcept nogil:
 
 
 cdef inline bint is_reserved_reply(const char *at, Py_ssize_t size) noexcept nogil:
-    """Whether a reply belongs to the server itself."""
+    """Return whether a reply subject belongs to the server itself."""
     if size > 4 and at[0] == 95:
         return memcmp(at, b"_R_.", 4) == 0 or (size > 5 and memcmp(at, b"_GR_.", 5) == 0)
     return size > 8 and at[0] == 36 and (memcmp(at, b"$JS.ACK.", 8) == 0 or memcmp(at, b"$JS.API.", 8) == 0)
 
 
 cdef bint pattern_affects_key(const char *pattern, const char *pattern_end, const char *key, const char *key_end, int kind) noexcept nogil:
-    """Whether a pattern matches some subject that a cached key stands for."""
+    """Return whether a pattern matches some subject that a cached key covers."""
     cdef const char *p
     cdef const char *k
     while True:
@@ -161,7 +161,7 @@ cdef bint pattern_affects_key(const char *pattern, const char *pattern_end, cons
 
 
 cdef inline char *write_digits(Py_ssize_t value, char *end) noexcept nogil:
-    """Write a number in front of `end`; where it starts."""
+    """Write a number so that it ends at `end`; return where it starts."""
     while True:
         end -= 1
         end[0] = <char>(48 + value % 10)
@@ -176,12 +176,12 @@ cdef inline char *put(char *to, const char *data, Py_ssize_t size) noexcept nogi
 
 
 cdef class ClientState:
-    """What the kernel knows of one client: its output, its settings, its counters.
+    """What the parser and the fan-out know about one client: its output, its settings, its counters.
 
-    `buffer` may be appended to by anyone who then calls `mark_dirty()`. What stands before it, `chunk_bytes` bytes in all, are the
-    payloads that several peers share and what was written between them. A subclass brings the control operations.
-    `table` may be exchanged for one that shares its list of dirty peers. `fanout_bytes` counts roughly what its messages
-    added to the outputs of all who received them.
+    Anyone may append to `buffer` and then call `mark_dirty()`. The `chunks` before it, `chunk_bytes` bytes in all, are
+    payloads shared with other clients and what was written between them. A subclass implements control operations.
+    `table` may be replaced by one with the same list of dirty clients. `fanout_bytes` is roughly what its messages
+    added to all outputs.
     """
 
     cdef public bytearray buffer
@@ -197,7 +197,7 @@ cdef class ClientState:
         self.echo = self.verbose = self.pedantic = True
 
     cpdef mark_dirty(self):
-        """Note that `buffer` holds something to flush."""
+        """Record that `buffer` has something to flush."""
         if not self.dirty:
             self.table.add_dirty(self)
 
@@ -207,7 +207,7 @@ cdef class ClientState:
         self.mark_dirty()
 
     cpdef bytearray drain(self):
-        """Hand over the output; what comes next goes into a new one."""
+        """Return the output and start a new one."""
         cdef bytearray buffer = self.buffer
         if self.chunk_bytes:
             return bytearray().join(self.drain_chunks())
@@ -216,7 +216,7 @@ cdef class ClientState:
         return buffer
 
     cpdef list drain_chunks(self):
-        """The same without putting the chunks together."""
+        """Like `drain`, without joining the chunks."""
         cdef list chunks = self.chunks if self.chunk_bytes else []
         chunks.append(self.buffer)
         self.chunks = None
@@ -226,7 +226,7 @@ cdef class ClientState:
         return chunks
 
     cdef append_shared(self, bytes payload):
-        """Go on with a payload that others are sent, too."""
+        """Append a payload that is shared with other clients."""
         if self.chunks is None:
             self.chunks = []
         self.chunks.append(self.buffer)
@@ -236,7 +236,7 @@ cdef class ClientState:
 
 
 cdef class Subscription:
-    """One client's interest: `sid` is what deliveries carry, `max_msgs` how many there are in all (0: any number)."""
+    """One client's subscription: deliveries carry `sid`; `max_msgs` is the total number of deliveries (0: unlimited)."""
 
     cdef readonly ClientState client
     cdef readonly bytes pattern, queue, sid
@@ -251,7 +251,7 @@ cdef class Subscription:
 
 
 cdef class Route:
-    """Who receives a subject. When interest changes it is dropped (no longer `valid`, nobody on it) and made anew."""
+    """The receivers of a subject. When interest changes it is invalidated (no receivers) and built again."""
 
     cdef readonly bytes key
     cdef readonly list subscribers, queue_groups, internal_subscribers
@@ -268,16 +268,16 @@ cdef class Route:
         self.empty = not (subscribers or queue_groups or internal_subscribers)
         self.publish_denied = key.startswith(b"$NRG.") or key.startswith(b"_GR_.")
         self.valid = True
-        self.hash = wire_hash(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
+        self.hash = hash_bytes(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
 
     cdef void invalidate(self) noexcept:
-        """It is dropped: keep nobody alive who may have gone."""
+        """Drop all receivers, so that the route keeps no closed client alive."""
         self.valid = False
         self.empty = True
-        self.subscribers = self.queue_groups = self.internal_subscribers = NOBODY
+        self.subscribers = self.queue_groups = self.internal_subscribers = NO_RECEIVERS
 
     cdef inline bint covers(self, const char *at, Py_ssize_t size) noexcept:
-        """Whether this route is that of a subject."""
+        """Return whether this is the route of a subject."""
         cdef const char *key = PyBytes_AS_STRING(self.key)
         cdef Py_ssize_t length = PyBytes_GET_SIZE(self.key)
         if self.kind == KEY_EXACT:
@@ -296,17 +296,17 @@ cdef struct Slot:
     PyObject *route
 
 
-@cython.no_gc_clear  # the slots point at what `owned` holds, to the very end
+@cython.no_gc_clear  # `owned` must keep alive what the slots point at until `__dealloc__`
 cdef class RouteTable:
-    """Routes by subject, at most `size_max` of them; a miss asks `resolve`.
+    """Cached routes by subject, at most `size_max`; a miss calls `resolve`.
 
-    Keys: a subject; `prefix.` for all its children; `one.two. ` (with a blank) for everything below two tokens.
-    `dirty` lists the peers whose output became non-empty; `wakeup` is called when the first one is noted. Tables may share
-    one such list.
+    Keys: a subject; `prefix.` for all its children; `one.two. ` (with a blank) for all below two tokens. `dirty` lists
+    the clients whose output became non-empty; `wakeup` is called when the first one is added. Tables may share one such
+    list.
     """
 
     cdef Slot *slots
-    cdef set owned  # what the slots point at, where the garbage collector sees it
+    cdef set owned  # the routes in the slots, visible to the garbage collector
     cdef Py_ssize_t mask, used, used_max
     cdef uint64_t random
     cdef readonly object resolve
@@ -341,8 +341,8 @@ cdef class RouteTable:
         return self.find_slot(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)) >= 0
 
     cdef inline Py_ssize_t find_slot(self, const char *at, Py_ssize_t size) noexcept:
-        """The slot of a key, or -1."""
-        cdef uint64_t hash = wire_hash(at, size)
+        """Return the slot of a key, or -1."""
+        cdef uint64_t hash = hash_bytes(at, size)
         cdef Py_ssize_t i = <Py_ssize_t>(hash & <uint64_t>self.mask)
         cdef Route route
         while self.slots[i].route != NULL:
@@ -354,13 +354,13 @@ cdef class RouteTable:
         return -1
 
     cdef Route lookup(self, const char *at, Py_ssize_t size):
-        """The cached route of a subject, or None."""
+        """Return the cached route of a subject, or None."""
         cdef Py_ssize_t i = self.find_slot(at, size), dot = size - 1, dots = 0
         cdef char head[258]
         cdef Route route
         if i >= 0:
             route = <Route>self.slots[i].route
-            # `a.b.` as a subject is not well-formed; as a key it stands for the children of `a.b`.
+            # `a.b.` as a subject is not well-formed; as a key it covers the children of `a.b`.
             return route if route.kind == KEY_EXACT else None
         while dot > 0 and at[dot] != 46:
             dot -= 1
@@ -383,7 +383,7 @@ cdef class RouteTable:
         return None
 
     cdef Route find_or_resolve(self, const char *at, Py_ssize_t size):
-        """The route of a subject, cached or resolved."""
+        """Return the route of a well-formed subject, cached or resolved."""
         cdef Route route = self.lookup(at, size)
         if route is None:
             route = self.resolve(PyBytes_FromStringAndSize(at, size))
@@ -401,7 +401,7 @@ cdef class RouteTable:
         self.used += 1
 
     cdef void insert_slot(self, uint64_t hash, PyObject *route) noexcept:
-        """Put a route into the first free slot from its home on."""
+        """Put a route into the first free slot at or after the one of its hash."""
         cdef Py_ssize_t i = <Py_ssize_t>(hash & <uint64_t>self.mask)
         while self.slots[i].route != NULL:
             i = (i + 1) & self.mask
@@ -409,7 +409,7 @@ cdef class RouteTable:
         self.slots[i].route = route
 
     cdef grow(self):
-        """Double the slots."""
+        """Double the number of slots."""
         cdef Slot *old = self.slots
         cdef Py_ssize_t room = self.mask + 1, i
         cdef Slot *slots = <Slot *>calloc(room * 2, sizeof(Slot))
@@ -422,7 +422,7 @@ cdef class RouteTable:
         free(old)
 
     cdef remove(self, Py_ssize_t i):
-        """Empty a slot, moving up those that were pushed behind it."""
+        """Empty a slot and move up the routes after it that do not have the slot of their hash."""
         cdef Route route = <Route>self.slots[i].route
         cdef Py_ssize_t j = i, home
         route.invalidate()
@@ -441,17 +441,17 @@ cdef class RouteTable:
             i = j
 
     def find(self, bytes subject not None):
-        """The route of a subject that is whole."""
+        """Return the route of a well-formed subject."""
         return self.find_or_resolve(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
 
     cpdef drop(self, bytes key):
-        """Forget one key."""
+        """Drop one key."""
         cdef Py_ssize_t i = self.find_slot(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
         if i >= 0:
             self.remove(i)
 
     def drop_matching(self, bytes pattern not None):
-        """Forget every key that stands for a subject the pattern matches."""
+        """Drop every key that covers a subject the pattern matches."""
         cdef const char *at = PyBytes_AS_STRING(pattern)
         cdef const char *end = at + PyBytes_GET_SIZE(pattern)
         cdef const char *key
@@ -475,7 +475,7 @@ cdef class RouteTable:
             self.drop(route.key)
 
     cpdef clear(self):
-        """Forget every route."""
+        """Drop every route."""
         cdef Py_ssize_t i
         for i in range(self.mask + 1):
             if self.slots[i].route != NULL:
@@ -485,11 +485,11 @@ cdef class RouteTable:
         self.owned.clear()
 
     cpdef Py_ssize_t publish(self, bytes subject, bytes reply, bytes header, bytes payload) except -1:
-        """Send from inside the server to all who match; how many received it."""
+        """Publish from inside the server to all receivers; return their number."""
         return self.publish_for(None, subject, reply, header, payload)
 
     cpdef Py_ssize_t publish_for(self, ClientState source, bytes subject, bytes reply, bytes header, bytes payload) except -1:
-        """Send what a client published to all who match; how many received it."""
+        """Publish a client's message to all receivers; return their number."""
         cdef const char *at = PyBytes_AS_STRING(subject)
         cdef Route route = self.lookup(at, PyBytes_GET_SIZE(subject))
         if route is None:
@@ -499,19 +499,19 @@ cdef class RouteTable:
         return self.publish_on_route(route, source, subject, reply, header, payload)
 
     def publish_many(self, messages):
-        """`publish` for each (subject, reply, header, payload)."""
+        """Call `publish` for each (subject, reply, header, payload)."""
         cdef bytes subject, reply, header, payload
         failure = None
         for subject, reply, header, payload in messages:
             try:
                 self.publish(subject, reply, header, payload)
-            except Exception as error:  # one receiver's trouble is not another's
+            except Exception as error:  # an error of one receiver must not affect others
                 failure = failure or error
         if failure is not None:
             raise failure
 
     cpdef Py_ssize_t deliver(self, Route route, bytes subject, bytes reply, bytes header, bytes payload) except -1:
-        """Send along a route, showing this subject; how many received it."""
+        """Send along a route with this subject; return the number of receivers."""
         return self.publish_on_route(route, None, subject, reply, header, payload)
 
     cdef Py_ssize_t publish_on_route(self, Route route, ClientState source, bytes subject, bytes reply, bytes header,
@@ -533,7 +533,7 @@ cdef class RouteTable:
 
     cdef Py_ssize_t fan_out(self, Route route, ClientState source, Publication *pub, const char *header, const char *payload,
                            bytes subject, bytes reply, bytes block, bytes body) except -1:
-        """Write a message to everybody on a route. The last four are its chunks as objects, where they exist."""
+        """Write a message to all receivers of a route. The last four arguments are its parts as objects, or None."""
         cdef Py_ssize_t received = 0, i, j, start, count
         cdef Subscription sub
         cdef ClientState muted = source if source is not None and not source.echo else None
@@ -571,16 +571,16 @@ cdef class RouteTable:
                 reply = PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size)
                 block = PyBytes_FromStringAndSize(header, pub.header)
                 body = PyBytes_FromStringAndSize(payload, pub.total - pub.header)
-            for sink in internal_subscribers:
-                count_there = sink.on_message(source, subject, reply, block, body)
+            for subscriber in internal_subscribers:
+                count_there = subscriber.on_message(source, subject, reply, block, body)
                 received += 1 if count_there is None else <Py_ssize_t>count_there
         return received
 
     cdef Py_ssize_t write_to(self, Subscription sub, Publication *pub, const char *header, const char *payload,
                          bytes shared) except -1:
-        """Write a message into one receiver's output: MSG, or HMSG when it has headers and the receiver wants them.
+        """Write a message to one receiver's output: MSG, or HMSG if it has headers and the client wants them.
 
-        `shared` is the payload once more, where it is large and others get it, too.
+        `shared` is the payload as an object if it is large and other receivers get it too, otherwise None.
         """
         cdef ClientState client = sub.client
         cdef Py_ssize_t body = pub.total - pub.header
@@ -608,7 +608,7 @@ cdef class RouteTable:
             digits.size = scratch + 24 - digits.at
         room += digits.size
         size = PyByteArray_GET_SIZE(client.buffer)
-        if size + room >= wire_room(<PyObject *>client.buffer):
+        if size + room >= bytearray_capacity(<PyObject *>client.buffer):
             PyByteArray_Resize(client.buffer, 2 * (size + room))
         PyByteArray_Resize(client.buffer, size + room)
         to = PyByteArray_AS_STRING(client.buffer) + size
@@ -650,10 +650,10 @@ cdef class RouteTable:
 
 
 cdef class Parser:
-    """Turns one client's bytes into operations: publishes go straight along their routes, the rest to the client.
+    """Parses one client's bytes: publishes go straight along their routes, other operations to the client.
 
-    Between two chunks it holds an unfinished control line (at most `line_max` of arguments) or an unfinished
-    payload (at most `payload_max`), never more. After a ProtocolError it is not to be fed again.
+    Between two chunks it keeps an unfinished control line (at most `line_max` of arguments) or an unfinished payload
+    (at most `payload_max`), never more. It must not be fed after a ProtocolError.
     """
 
     cdef readonly ClientState client
@@ -674,18 +674,18 @@ cdef class Parser:
 
     @property
     def buffered_bytes(self):
-        """How many bytes are kept until more arrive."""
+        """Number of bytes kept until more arrive."""
         return (len(self.line) if self.line is not None else 0) + (
             len(self.body) + len(self.args) if self.body is not None else 0)
 
     def feed(self, data, Py_ssize_t size=-1):
-        """Take the next chunk (the first `size` bytes of `data`); raises ProtocolError when the client has to go."""
+        """Parse the next chunk (`size` bytes of `data`); raise ProtocolError if the client must be disconnected."""
         cdef Py_buffer view
-        # Held as long as it is read: a callback that wants to resize it meanwhile gets an error.
+        # Locked while it is parsed: a callback that resizes it meanwhile gets a BufferError.
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
             if size > view.len:
-                raise ValueError("a chunk has no more bytes than it has")
+                raise ValueError("the size is larger than the chunk")
             self.run(<const char *>view.buf, <const char *>view.buf + (view.len if size < 0 else size))
         finally:
             PyBuffer_Release(&view)
@@ -722,7 +722,7 @@ cdef class Parser:
                 at = self.operation(at, stop, stop + 1, end)
 
     cdef buffer_line(self, bytearray line):
-        """Keep an unfinished line as far as it may become a good one and is short enough."""
+        """Keep an unfinished line if it may still become valid and is short enough."""
         cdef bytes verb = bytes(line[:VERB_MAX]).upper()
         cdef bytes known
         self.line = line
@@ -745,7 +745,7 @@ cdef class Parser:
             self.line = bytearray(known) + b" " + args
 
     cdef const char *operation(self, const char *at, const char *stop, const char *rest, const char *end) except NULL:
-        """One whole control line from `at` to `stop`; where the next operation starts, at or after `rest`."""
+        """Process one complete control line from `at` to `stop`; return where the next one starts, from `rest` on."""
         cdef Py_ssize_t size = stop - at
         if size > 4 and blank(at[3]) and at[3] != 13 and (
             (at[0] == 80 and at[1] == 85 and at[2] == 66) or
@@ -760,7 +760,7 @@ cdef class Parser:
         return rest
 
     cdef handle_control_line(self, bytes line):
-        """A control line that publishes nothing."""
+        """Process a control line other than PUB and HPUB."""
         cdef bytes verb = line[:VERB_MAX].upper()
         cdef bytes known
         for known in FREE_VERBS + BLANK_VERBS:
@@ -781,7 +781,7 @@ cdef class Parser:
         self.control(known, args)
 
     cdef control(self, bytes verb, bytes args):
-        """Let the client act on a control operation."""
+        """Pass a control operation to the client."""
         if verb == b"PING":
             self.client.on_ping()
         elif verb == b"PONG":
@@ -806,7 +806,7 @@ cdef class Parser:
 
     cdef const char *parse_publish(self, const char *at, const char *stop, const char *rest, const char *end,
                                  bint headed) except NULL:
-        """PUB or HPUB with its arguments from `at` to `stop` and its payload from `rest` on, if it is there already."""
+        """Process PUB or HPUB: arguments from `at` to `stop`; the payload, as far as received, from `rest` to `end`."""
         cdef Publication pub
         cdef Py_ssize_t there = end - rest
         while at < stop and (at[0] == 32 or at[0] == 9):
@@ -835,7 +835,7 @@ cdef class Parser:
         return end
 
     cdef bint arguments(self, const char *at, const char *stop, bint headed, Publication *pub):
-        """Take `subject [reply] [header-size] size` apart; False when it is malformed."""
+        """Parse `subject [reply] [header-size] size`; return False if it is malformed."""
         cdef Span words[5]
         cdef Py_ssize_t fixed = 3 if headed else 2
         cdef Py_ssize_t count
@@ -857,14 +857,14 @@ cdef class Parser:
         return pub.total >= 0 and 0 <= pub.header <= pub.total
 
     cdef const char *resume_payload(self, const char *at, const char *end) except NULL:
-        """Go on with a payload that was cut; where the next operation starts."""
+        """Continue with an incomplete payload; return where the next operation starts."""
         cdef Publication pub
         cdef bytes args = self.args
         cdef bytearray body = self.body
         cdef const char *start = PyBytes_AS_STRING(args)
         cdef Py_ssize_t missing
         if not self.arguments(start, start + PyBytes_GET_SIZE(args), self.headed, &pub):
-            raise ProtocolError(None)  # the client takes no headers any more
+            raise ProtocolError(None)  # the client has disabled headers meanwhile
         missing = min(pub.total + 2 - len(body), end - at)
         body += PyBytes_FromStringAndSize(at, missing)
         if len(body) > pub.total and body[pub.total] != 13:
@@ -877,7 +877,7 @@ cdef class Parser:
         return at + missing
 
     cdef publish(self, Publication *pub, const char *body):
-        """A whole message has arrived: check it, find its route, hand it on."""
+        """Process a complete message: check it, find its route, fan it out."""
         cdef ClientState client = self.client
         cdef Route route = self.last
         cdef Py_ssize_t received = 0
@@ -912,13 +912,13 @@ cdef class Parser:
             )
 
     cdef inline bint may_use_reply(self, Publication *pub) except -1:
-        """Whether answers may be asked to this reply: it is not the server's own, and nothing that is denied."""
+        """Return whether the client may use this reply subject: it is neither reserved for the server nor denied."""
         if is_reserved_reply(pub.reply.at, pub.reply.size):
             return False
         return not self.client.has_permissions or self.client.may_reply(PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size))
 
     cdef on_malformed_subject(self, Publication *pub):
-        """A subject with an empty token matches nothing; it is not worth a place in the cache."""
+        """Handle a subject with an empty token: it matches nothing and is not cached."""
         cdef ClientState client = self.client
         cdef bytes subject = PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size)
         if subject.startswith(b"$NRG.") or subject.startswith(b"_GR_.") or (

@@ -335,8 +335,8 @@ class RouteTable:
                 if self._write_to(sub, pub, header, payload, shared):
                     received += 1
                     break
-        for sink in internal_subscribers:
-            count = sink.on_message(source, pub[0], pub[1], header, payload)
+        for subscriber in internal_subscribers:
+            count = subscriber.on_message(source, pub[0], pub[1], header, payload)
             received += 1 if count is None else count
         return received
 
@@ -395,7 +395,7 @@ class Parser:
     def feed(self, data: bytes | bytearray | memoryview, size: int = -1) -> None:
         """Parse the next chunk (`size` bytes of `data`); raise ProtocolError if the client must be disconnected."""
         if size > len(data):
-            raise ValueError("a chunk has no more bytes than it has")
+            raise ValueError("the size is larger than the chunk")
         chunk = bytes(data) if size < 0 else bytes(memoryview(data)[:size])
         at, end = 0, len(chunk)
         while at < end:

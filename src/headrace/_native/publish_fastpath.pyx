@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""The fast lane into a stream, compiled: a publish that needs no decision is stored and answered in one step.
+"""The publish fast path of a stream, compiled: stores a publish that needs no checks and queues its ack in one step.
 
-Owns the way of messages that cannot be refused: nothing in them for the server but an id, a lifetime or their place in
-an open batch, and no limit that has to be looked at first. Everything else is handed to the stream. `lanes_pure` does
-the same in plain Python and passes the same tests.
+Owns messages that cannot be rejected: they have no header for the server except an id, a TTL or a position in an open
+batch, and no limit has to be checked first. Everything else goes to the stream. `publish_fastpath_pure` is the same in
+pure Python; the same tests run on both. See ADR 7.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -20,19 +20,19 @@ cdef enum:
 
 
 cdef inline bint is_storable(bytes header):
-    """Whether a header block carries no status and is of a size that can be stored."""
+    """Return whether a header block has no status and is small enough to be stored."""
     cdef Py_ssize_t size = PyBytes_GET_SIZE(header)
     return 10 <= size <= HEADER_BYTES_MAX and memcmp(PyBytes_AS_STRING(header), b"NATS/1.0\r\n", 10) == 0
 
 
 cdef inline bint is_fast_ingest(bytes reply):
-    """Whether the reply subject says that the message belongs to a fast batch."""
+    """Return whether the reply subject identifies a member of a fast-ingest batch."""
     cdef Py_ssize_t length = PyBytes_GET_SIZE(reply)
     return length > 4 and memcmp(PyBytes_AS_STRING(reply) + length - 4, b".$FI", 4) == 0
 
 
 cdef class PendingReplies:
-    """What waits for the frame under construction: (subject, reply, header, payload), in the order it was decided."""
+    """Replies that wait for the open frame to commit: (subject, reply, header, payload), in order."""
 
     cdef public list messages
 
@@ -41,7 +41,7 @@ cdef class PendingReplies:
 
 
 cdef bytes encode_pub_ack(bytes prefix, unsigned long long seq):
-    """`prefix` + the sequence + `}`."""
+    """Encode a PubAck: `prefix`, the sequence, `}`."""
     cdef char digits[24]
     cdef char *end = digits + 24
     cdef char *at = end - 1
@@ -63,51 +63,50 @@ cdef bytes encode_pub_ack(bytes prefix, unsigned long long seq):
 
 
 cdef class PublishFastPath:
-    """The sink of one stream.
+    """Internal subscriber of one stream's subjects; stores simple messages without the slow path.
 
-    `append` stores a message, `on_slow_path(session, ...)` decides about everything unusual, `on_fast_ingest(session, ...)` takes members
-    of fast batches, which are known by their reply subject, `on_store_error(reply, failure)` answers when the store takes
-    nothing, `on_first_change()` says that the stream has its first change in this frame. `open` is whether messages that ask for
-    nothing need no look.
-
-    What has to follow a message: `after_append(subject, seq, time_ns, ttl_s)`, or None and, for one with a lifetime,
-    `note(seq, time_ns, ttl_s)`. `lifetime(text)` are the seconds that a `Nats-TTL` means here (-1: ask `on_slow_path`);
-    `expire(now_ns)` comes before a message with a lifetime. `dedup` are the ids seen lately, `batch` is the batch that
-    was added to last.
+    The pure version describes the attributes; `publish_handler.py` has the protocols of the collaborators.
     """
 
-    cdef public object append, now_ns, on_slow_path, on_fast_ingest, on_store_error, on_first_change, after_append, track_ttl, parse_ttl, expire_until
+    cdef object _handler, _after_append, _parse_ttl, _append, _now_ns, _track_expiry, _expire_slice
     cdef public PendingReplies pending_replies
     cdef public DedupWindow dedup
     cdef public OpenBatch open_batch
     cdef public bytes ack_prefix, last_message_id
-    cdef public bint enabled, sends_acks, dirty
+    cdef public bint enabled, sends_acks, calls_after_append, dirty
     cdef bytes ttl_text
     cdef int64_t ttl_s
 
-    def __init__(self, PendingReplies pending_replies not None):
+    def __init__(self, handler, log, clock, retention, PendingReplies pending_replies not None):
+        self._handler = handler
+        self._parse_ttl = handler.parse_ttl
+        self._append = log.append
+        self._now_ns = clock.now_ns
+        self._after_append = retention.after_append
+        self._track_expiry = retention.track_expiry
+        self._expire_slice = retention.expire_slice
         self.pending_replies = pending_replies
         self.ack_prefix = self.last_message_id = b""
         self.ttl_text = b""
 
     def reset_ttl_cache(self):
-        """What a `Nats-TTL` means may have changed."""
+        """Drop the cached TTL: the meaning of `Nats-TTL` may have changed."""
         self.ttl_text = b""
 
     def on_message(self, session, bytes subject not None, bytes reply not None, bytes header not None,
               bytes payload not None):
-        """A publish on one of the stream's subjects."""
+        """Handle a publish on one of the stream's subjects."""
         if is_fast_ingest(reply):
-            self.on_fast_ingest(session, subject, reply, header, payload)
+            self._handler.on_fast_ingest(session, subject, reply, header, payload)
         elif not self.enabled:
-            self.on_slow_path(session, subject, reply, header, payload)
+            self._handler.on_publish(session, subject, reply, header, payload)
         elif PyBytes_GET_SIZE(header) == 0:
-            self.store(subject, reply, header, payload, self.now_ns(), 0, b"")
+            self.store(subject, reply, header, payload, self._now_ns(), 0, b"")
         elif not self.publish_with_headers(subject, reply, header, payload):
-            self.on_slow_path(session, subject, reply, header, payload)
+            self._handler.on_publish(session, subject, reply, header, payload)
 
     cdef bint publish_with_headers(self, bytes subject, bytes reply, bytes header, bytes payload) except -1:
-        """A message with headers; False if it needs a decision, and then nothing has happened yet."""
+        """Store a message with headers; return False, without any effect, if it needs the slow path."""
         cdef ParsedHeaders heading
         cdef const char *start = PyBytes_AS_STRING(header)
         cdef int64_t ttl_s = 0
@@ -123,9 +122,9 @@ cdef class PublishFastPath:
             ttl_s = self.cached_ttl(&heading)
             if ttl_s < 0:
                 return False
-        time_ns = self.now_ns()
+        time_ns = self._now_ns()
         if ttl_s:
-            self.expire_until(time_ns)
+            self._expire_slice(time_ns)
         if heading.id_size:
             message_id = PyBytes_FromStringAndSize(heading.id, heading.id_size)
             if self.dedup is not None and self.dedup.c_find(message_id, time_ns):
@@ -134,45 +133,45 @@ cdef class PublishFastPath:
         return True
 
     cdef int64_t cached_ttl(self, ParsedHeaders *heading) except -2:
-        """What a lifetime means; the same text as last time means the same."""
+        """Return the seconds of a TTL; parse it only if its text differs from the previous one."""
         if (PyBytes_GET_SIZE(self.ttl_text) != heading.ttl_size
                 or memcmp(PyBytes_AS_STRING(self.ttl_text), heading.ttl, heading.ttl_size) != 0):
             self.ttl_text = PyBytes_FromStringAndSize(heading.ttl, heading.ttl_size)
-            self.ttl_s = self.parse_ttl(self.ttl_text)
+            self.ttl_s = self._parse_ttl(self.ttl_text)
         return self.ttl_s
 
     cdef bint add_to_batch(self, bytes subject, bytes reply, bytes header, bytes payload, ParsedHeaders *heading) except -1:
-        """The next member of the batch that was added to last; False if it is anything else."""
+        """Add the next member of the batch that was added to last; return False if it is anything else."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(header) + PyBytes_GET_SIZE(payload)
         cdef OpenBatch batch = self.open_batch
         if batch is None or not batch.c_accepts(heading.batch, heading.batch_size, heading.position, size):
             return False
         batch.c_add((subject, header, payload), size)
-        batch.deadline_ns = <int64_t>self.now_ns() + batch.timeout_ns
+        batch.deadline_ns = <int64_t>self._now_ns() + batch.timeout_ns
         if self.sends_acks and PyBytes_GET_SIZE(reply):
             self.mark_dirty()
             self.pending_replies.messages.append((reply, b"", b"", b""))
         return True
 
     cdef store(self, bytes subject, bytes reply, bytes header, bytes payload, time_ns, int64_t ttl_s, bytes message_id):
-        """Store a message and answer."""
+        """Store a message and queue its reply."""
         cdef object seq
         cdef bytes ack
         try:
             if ttl_s:
-                seq = self.append(subject, header, payload, time_ns, ttl_s)
+                seq = self._append(subject, header, payload, time_ns, ttl_s)
             else:
-                seq = self.append(subject, header, payload, time_ns)
+                seq = self._append(subject, header, payload, time_ns)
             ack = encode_pub_ack(self.ack_prefix, seq)
             self.last_message_id = message_id
             if PyBytes_GET_SIZE(message_id) and self.dedup is not None:
                 self.dedup.c_add(message_id, seq, time_ns)
-            if self.after_append is not None:
-                self.after_append(subject, seq, time_ns, ttl_s)
+            if self.calls_after_append:
+                self._after_append(subject, seq, time_ns, ttl_s)
             elif ttl_s:
-                self.track_ttl(seq, time_ns, ttl_s)
+                self._track_expiry(seq, time_ns, ttl_s)
         except StoreError as failure:
-            self.on_store_error(reply, failure)
+            self._handler.on_store_error(reply, failure)
             return
         self.mark_dirty()
         if self.sends_acks and PyBytes_GET_SIZE(reply):
@@ -181,4 +180,4 @@ cdef class PublishFastPath:
     cdef inline mark_dirty(self):
         if not self.dirty:
             self.dirty = True
-            self.on_first_change()
+            self._handler.on_first_change()

@@ -1,9 +1,9 @@
-"""Publish fast path of a stream, in pure Python; the compiled version is `publish_fastpath.pyx`."""
+"""Publish fast path of a stream, in pure Python; the compiled version is `publish_fastpath.pyx`. See ADR 7."""
 
-from collections.abc import Callable
 from typing import Any
 
 from headrace._native.ingest_state_pure import DedupWindow, OpenBatch, parse_nats_headers
+from headrace._native.publish_handler import MessageClock, MessageLog, MessageRetention, PublishHandler
 from headrace.errors import StoreError
 
 OutboundMsg = tuple[bytes, bytes, bytes, bytes]
@@ -40,70 +40,67 @@ class PendingReplies:
 class PublishFastPath:
     """Internal subscriber of one stream's subjects; stores simple messages without the slow path.
 
-    `append` stores a message. `on_slow_path(session, ...)` handles everything unusual. `on_fast_ingest(session, ...)`
-    gets members of fast-ingest batches, recognised by their reply subject. `on_store_error(reply, failure)` replies
-    when the store rejects a message. `on_first_change()` is called on the stream's first change in a frame. `enabled`
-    is whether messages without special headers may take the fast path.
-
-    After each message `after_append(subject, seq, time_ns, ttl_s)` is called or, if that is None and the message has a
-    TTL, `track_ttl(seq, time_ns, ttl_s)`. `parse_ttl(text)` returns the seconds of a `Nats-TTL` (-1: use
-    `on_slow_path`); `expire_until(now_ns)` is called before a message with a TTL is stored. `dedup` has the ids seen
-    recently, `open_batch` is the batch that was added to last.
+    `handler` is the stream's `PublishProcessor`, `log` stores its messages, `clock` gives each of them its time,
+    `retention` removes old ones. `enabled` is whether messages without special headers may take the fast path,
+    `calls_after_append` whether `retention` must be called for each of them. `dedup` has the recent message ids,
+    `open_batch` is the batch that was added to last. `dirty` is whether the stream has changed in the open frame.
     """
 
     __slots__ = (
+        "_after_append",
+        "_append",
+        "_expire_slice",
+        "_handler",
+        "_now_ns",
+        "_parse_ttl",
+        "_track_expiry",
         "ack_prefix",
-        "after_append",
-        "append",
+        "calls_after_append",
         "dedup",
         "dirty",
         "enabled",
-        "expire_until",
         "last_message_id",
-        "now_ns",
-        "on_fast_ingest",
-        "on_first_change",
-        "on_slow_path",
-        "on_store_error",
         "open_batch",
-        "parse_ttl",
         "pending_replies",
         "sends_acks",
-        "track_ttl",
     )
 
-    append: Callable[..., int]
-    now_ns: Callable[[], int]
-    on_slow_path: Callable[[Any, bytes, bytes, bytes, bytes], None]
-    on_fast_ingest: Callable[[Any, bytes, bytes, bytes, bytes], None]
-    on_store_error: Callable[[bytes, StoreError], None]
-    on_first_change: Callable[[], None]
-    after_append: Callable[[bytes, int, int, int], None] | None
-    track_ttl: Callable[[int, int, int], None]
-    parse_ttl: Callable[[bytes], int]
-    expire_until: Callable[[int], None]
     dedup: DedupWindow | None
     open_batch: OpenBatch | None
 
-    def __init__(self, pending_replies: PendingReplies) -> None:
+    def __init__(
+        self,
+        handler: PublishHandler,
+        log: MessageLog,
+        clock: MessageClock,
+        retention: MessageRetention,
+        pending_replies: PendingReplies,
+    ) -> None:
+        self._handler = handler
+        self._parse_ttl = handler.parse_ttl
+        self._append = log.append
+        self._now_ns = clock.now_ns
+        self._after_append = retention.after_append
+        self._track_expiry = retention.track_expiry
+        self._expire_slice = retention.expire_slice
         self.pending_replies = pending_replies
         self.ack_prefix = self.last_message_id = b""
-        self.enabled = self.sends_acks = self.dirty = False
-        self.after_append = self.dedup = self.open_batch = None
+        self.enabled = self.sends_acks = self.calls_after_append = self.dirty = False
+        self.dedup = self.open_batch = None
 
     def reset_ttl_cache(self) -> None:
-        """Forget parsed TTLs: the meaning of `Nats-TTL` may have changed. The pure version has no cache."""
+        """Drop the cached TTL: the meaning of `Nats-TTL` may have changed. The pure version caches none."""
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Handle a publish on one of the stream's subjects."""
         if reply.endswith(b".$FI"):
-            self.on_fast_ingest(session, subject, reply, header, payload)
+            self._handler.on_fast_ingest(session, subject, reply, header, payload)
         elif not self.enabled:
-            self.on_slow_path(session, subject, reply, header, payload)
+            self._handler.on_publish(session, subject, reply, header, payload)
         elif not header:
-            self._store(subject, reply, header, payload, self.now_ns(), 0, b"")
+            self._store(subject, reply, header, payload, self._now_ns(), 0, b"")
         elif not self._publish_with_headers(subject, reply, header, payload):
-            self.on_slow_path(session, subject, reply, header, payload)
+            self._handler.on_publish(session, subject, reply, header, payload)
 
     def _publish_with_headers(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> bool:
         """Store a message with headers; return False, without any effect, if it needs the slow path."""
@@ -116,12 +113,12 @@ class PublishFastPath:
             )
         ttl_s = 0
         if _TTL in found:
-            ttl_s = self.parse_ttl(found[_TTL]) if found[_TTL] else -1
+            ttl_s = self._parse_ttl(found[_TTL]) if found[_TTL] else -1
             if ttl_s < 0:
                 return False
-        time_ns = self.now_ns()
+        time_ns = self._now_ns()
         if ttl_s:
-            self.expire_until(time_ns)
+            self._expire_slice(time_ns)
         message_id = found.get(_MSG_ID, b"")
         if message_id and self.dedup is not None and self.dedup.find(message_id, time_ns):
             return False
@@ -140,7 +137,7 @@ class PublishFastPath:
         if not self.open_batch.accepts(name, int(text), size):
             return False
         self.open_batch.add((subject, header, payload), size)
-        self.open_batch.deadline_ns = self.now_ns() + self.open_batch.timeout_ns
+        self.open_batch.deadline_ns = self._now_ns() + self.open_batch.timeout_ns
         if self.sends_acks and reply:
             self._mark_dirty()
             self.pending_replies.messages.append((reply, b"", b"", b""))
@@ -158,17 +155,17 @@ class PublishFastPath:
     ) -> None:
         """Store a message and queue its reply."""
         try:
-            seq = self.append(subject, header, payload, time_ns, ttl_s)
+            seq = self._append(subject, header, payload, time_ns, ttl_s)
             ack = b"%b%d}" % (self.ack_prefix, seq)
             self.last_message_id = message_id
             if message_id and self.dedup is not None:
                 self.dedup.add(message_id, seq, time_ns)
-            if self.after_append is not None:
-                self.after_append(subject, seq, time_ns, ttl_s)
+            if self.calls_after_append:
+                self._after_append(subject, seq, time_ns, ttl_s)
             elif ttl_s:
-                self.track_ttl(seq, time_ns, ttl_s)
+                self._track_expiry(seq, time_ns, ttl_s)
         except StoreError as failure:
-            self.on_store_error(reply, failure)
+            self._handler.on_store_error(reply, failure)
             return
         self._mark_dirty()
         if self.sends_acks and reply:
@@ -177,4 +174,4 @@ class PublishFastPath:
     def _mark_dirty(self) -> None:
         if not self.dirty:
             self.dirty = True
-            self.on_first_change()
+            self._handler.on_first_change()

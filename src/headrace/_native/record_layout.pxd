@@ -1,11 +1,20 @@
 # cython: language_level=3
-"""Bytes in and out, for the modules that read stored records and write lines: all inline, so there is nothing to link."""
+"""The header of a stored record, and helpers to read and write bytes; all inline, so there is nothing to link.
+
+The only definition of the header in the compiled modules; `record_header.py` is the one in Python.
+"""
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 cdef enum:
-    RECORD_HEADER = 32  # what stands before a record's subject
+    RECORD_HEADER = 32  # bytes before a record's subject
+    SUBJECT_SIZE_AT = 4  # the size of the whole record is at 0
+    FLAGS_AT = 6
+    HEADER_SIZE_AT = 8
+    TTL_AT = 12
+    SEQ_AT = 16
+    TIME_AT = 24
 
 
 cdef struct Record:
@@ -34,17 +43,56 @@ cdef inline uint64_t u64(const char *at) noexcept nogil:
     return value
 
 
+cdef inline uint32_t record_size(const char *record) noexcept nogil:
+    return u32(record)
+
+
+cdef inline uint16_t record_subject_size(const char *record) noexcept nogil:
+    return u16(record + SUBJECT_SIZE_AT)
+
+
+cdef inline uint16_t record_flags(const char *record) noexcept nogil:
+    return u16(record + FLAGS_AT)
+
+
+cdef inline uint32_t record_header_size(const char *record) noexcept nogil:
+    return u32(record + HEADER_SIZE_AT)
+
+
+cdef inline uint32_t record_ttl(const char *record) noexcept nogil:
+    return u32(record + TTL_AT)
+
+
+cdef inline uint64_t record_seq(const char *record) noexcept nogil:
+    return u64(record + SEQ_AT)
+
+
+cdef inline uint64_t record_time(const char *record) noexcept nogil:
+    return u64(record + TIME_AT)
+
+
+cdef inline void write_record_header(char *to, uint32_t size, uint16_t subject_size, uint16_t flags, uint32_t header_size,
+                                     uint32_t ttl, uint64_t seq, uint64_t time) noexcept nogil:
+    memcpy(to, &size, 4)
+    memcpy(to + SUBJECT_SIZE_AT, &subject_size, 2)
+    memcpy(to + FLAGS_AT, &flags, 2)
+    memcpy(to + HEADER_SIZE_AT, &header_size, 4)
+    memcpy(to + TTL_AT, &ttl, 4)
+    memcpy(to + SEQ_AT, &seq, 8)
+    memcpy(to + TIME_AT, &time, 8)
+
+
 cdef inline bint read(const char *at, const char *end, Record *record) noexcept nogil:
-    """Take one record apart; False where there is none."""
+    """Decode the record at `at`; return False if there is no complete one."""
     if end - at < RECORD_HEADER:
         return False
-    record.size = u32(at)
+    record.size = record_size(at)
     if record.size < RECORD_HEADER or end - at < record.size:
         return False
-    record.subject_size = u16(at + 4)
-    record.header_size = u32(at + 8)
-    record.seq = u64(at + 16)
-    record.time_ns = u64(at + 24)
+    record.subject_size = record_subject_size(at)
+    record.header_size = record_header_size(at)
+    record.seq = record_seq(at)
+    record.time_ns = record_time(at)
     record.subject = at + RECORD_HEADER
     record.header = record.subject + record.subject_size
     record.payload = record.header + record.header_size
@@ -58,7 +106,7 @@ cdef inline char *put(char *to, const char *data, Py_ssize_t size) noexcept nogi
 
 
 cdef inline char *digits(char *to, uint64_t value) noexcept nogil:
-    """Write a number; where it ends."""
+    """Write a number in decimal; return where it ends."""
     cdef char scratch[20]
     cdef int size = 0, i
     while True:

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What other compiled modules may drive directly: the state of a log's growing end."""
+"""What other compiled modules use without Python calls: columns, subjects and the growing end of a log."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -12,7 +12,7 @@ cdef class OpenFrame:
     cdef public int64_t max_bytes
     cdef public uint64_t number
     cdef public list dirty_logs
-    cdef public object on_full
+    cdef public object extend
 
 
 @cython.final
@@ -60,8 +60,8 @@ cdef class SegmentIndex:
     cdef const uint16_t *c_flags
     cdef const uint32_t *c_delta
     cdef uint8_t *c_live
-    cdef uint32_t same_ttl  # of every row, where c_ttl is NULL
-    cdef uint16_t same_flags  # ... c_flags
+    cdef uint32_t same_ttl  # of every row, if c_ttl is NULL
+    cdef uint16_t same_flags  # of every row, if c_flags is NULL
     cdef readonly Py_ssize_t rows
     cdef Py_ssize_t cap
     cdef public uint64_t base

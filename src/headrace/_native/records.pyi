@@ -1,7 +1,7 @@
+from headrace._native.record_header import RECORD_HEADER_BYTES as RECORD_HEADER_BYTES
 from headrace._native.records_pure import BLOCK_HEADER_BYTES as BLOCK_HEADER_BYTES
 from headrace._native.records_pure import BOUND_ONLY_BIT as BOUND_ONLY_BIT
 from headrace._native.records_pure import HAS_HEADER as HAS_HEADER
-from headrace._native.records_pure import RECORD_HEADER_BYTES as RECORD_HEADER_BYTES
 from headrace._native.records_pure import SUBJECT_MAX as SUBJECT_MAX
 from headrace._native.records_pure import BlockBuilder as BlockBuilder
 from headrace._native.records_pure import LogWriter as LogWriter

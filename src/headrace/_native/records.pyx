@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""Records in memory: packing into blocks, columns, subject ids, and the scans over them (compiled twin).
+"""Records in memory, compiled: packing into blocks, columns, subject ids, and scans over them.
 
-Owns the bytes between a publish and a frame: `LogWriter` gives the sequence, writes the record once into the tail of its
-block and keeps columns and subjects up to date; `build_frame_body` collects what is new into a frame's body. Invariant: bytes
-once written into a tail are never changed or moved while somebody holds a view. Must not know files or time.
-`records_pure` is the same in Python; the same tests hold both.
+Owns the bytes between a publish and a frame: `LogWriter` assigns the sequence, writes the record once into the tail of
+its block and updates columns and subjects; `build_frame_body` collects what is new for a frame. Invariant: bytes
+written into a tail are never changed or moved while a view of them exists. Must not know files or time. `records_pure`
+is the same in pure Python; the same tests run on both.
 """
 
 import numpy as np
@@ -16,6 +16,19 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
+
+from headrace._native.record_layout cimport (
+    RECORD_HEADER,
+    record_flags,
+    record_header_size,
+    record_seq,
+    record_size,
+    record_subject_size,
+    record_time,
+    record_ttl,
+    u16,
+    write_record_header,
+)
 
 cdef extern from *:
     """
@@ -32,40 +45,26 @@ cdef extern from *:
         h = hr_mix(h, 0x8EBC6AF09C88C6E3ull);
         return (uint32_t)(h ^ (h >> 32));
     }
-    static inline void hr_head(char *p, uint32_t size, uint16_t sl, uint16_t flags, uint32_t hl, uint32_t ttl,
-                               uint64_t seq, uint64_t time) {
-        memcpy(p, &size, 4); memcpy(p + 4, &sl, 2); memcpy(p + 6, &flags, 2); memcpy(p + 8, &hl, 4);
-        memcpy(p + 12, &ttl, 4); memcpy(p + 16, &seq, 8); memcpy(p + 24, &time, 8);
-    }
-    static inline uint16_t hr_u16(const char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
-    static inline uint32_t hr_u32(const char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
-    static inline uint64_t hr_u64(const char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
     static inline void hr_put16(char *p, uint16_t v) { memcpy(p, &v, 2); }
     static inline void hr_put32(char *p, uint32_t v) { memcpy(p, &v, 4); }
     static inline void hr_put64(char *p, uint64_t v) { memcpy(p, &v, 8); }
     """
     uint32_t hr_hash(const char *p, size_t n, uint64_t seed) nogil
-    void hr_head(char *p, uint32_t size, uint16_t sl, uint16_t flags, uint32_t hl, uint32_t ttl,
-                 uint64_t seq, uint64_t time) nogil
-    uint16_t hr_u16(const char *p) nogil
-    uint32_t hr_u32(const char *p) nogil
-    uint64_t hr_u64(const char *p) nogil
     void hr_put16(char *p, uint16_t v) nogil
     void hr_put32(char *p, uint32_t v) nogil
     void hr_put64(char *p, uint64_t v) nogil
 
-RECORD_HEADER_BYTES = 32
+RECORD_HEADER_BYTES = RECORD_HEADER
 BLOCK_HEADER_BYTES = 32
 HAS_HEADER = 0x8000
 BOUND_ONLY_BIT = 1 << 63
 SUBJECT_MAX = 0xFFFF
 
 cdef enum:
-    RECORD_HEADER = 32
     BLOCK_HEAD = 32
     ALIGN = 512
     ENTRY = 16
-    NO_COPY_BYTES = 32768  # a log with so much for a frame is not copied
+    NO_COPY_BYTES = 32768  # entries of a log from this size on go into a frame as views, not as copies
     FLAG_HEADER = 0x8000
     KIND_RECORDS = 2
     KIND_REMOVALS = 4
@@ -74,9 +73,9 @@ cdef enum:
     SEGMENT_HEAD = 512
 
 cdef uint64_t BOUND_BIT = 1ULL << 63
-# Above are bounds (BOUND_ONLY_BIT); a log ends far below. A record that says otherwise was not written by a store.
+# Values above are bounds (BOUND_ONLY_BIT); a log ends far below. No store writes a record with a higher sequence.
 cdef uint64_t SEQ_END = (1ULL << 63) - 1
-# Keyed by the interpreter's own secret, so that no peer can aim at one slot; ids do not depend on it.
+# Derived from the interpreter's hash secret, so that no client can choose subjects that collide; ids do not depend on it.
 cdef uint64_t SEED = <uint64_t>(hash(b"headrace subjects") & 0xFFFFFFFFFFFFFFFF) | 1
 
 
@@ -116,25 +115,28 @@ cdef const uint16_t *c16(object array) except? NULL:
 
 
 cdef inline bint holds(const char *record, Py_ssize_t room) noexcept nogil:
-    """Whether a whole record begins here, within `room` bytes. Sizes are added with 64 bits: 32 would wrap around."""
+    """Return whether a complete record begins here, within `room` bytes.
+
+    Sizes are added with 64 bits: 32 would wrap around.
+    """
     cdef uint64_t size, seq
     if room < RECORD_HEADER:
         return False
-    size, seq = hr_u32(record), hr_u64(record + 16)
-    if size > <uint64_t>room or <uint64_t>RECORD_HEADER + hr_u16(record + 4) + hr_u32(record + 8) > size:
+    size, seq = record_size(record), record_seq(record)
+    if size > <uint64_t>room or <uint64_t>RECORD_HEADER + record_subject_size(record) + record_header_size(record) > size:
         return False
     return 0 < seq <= SEQ_END
 
 
 cdef object grow_array(object array, Py_ssize_t used, Py_ssize_t capacity):
-    """A new array; views of the old one stay valid."""
+    """Return a larger copy of an array; views of the old one stay valid."""
     fresh = np.zeros(capacity, array.dtype)
     fresh[:used] = array[:used]
     return fresh
 
 
 cdef bint matches_pattern(const char *pattern, Py_ssize_t pl, const char *subject, Py_ssize_t sl) noexcept nogil:
-    """Whether a pattern with wildcards catches a subject, token by token."""
+    """Return whether a pattern with wildcards matches a subject, token by token."""
     cdef Py_ssize_t p = 0, s = 0, pe, se
     cdef const char *dot
     while True:
@@ -157,22 +159,22 @@ cdef bint matches_pattern(const char *pattern, Py_ssize_t pl, const char *subjec
 
 @cython.final
 cdef class OpenFrame:
-    """What all appenders of a store share: the frame under construction and how much still fits."""
+    """What all log writers of a store share: the open frame and how much still fits into it."""
 
-    def __init__(self, on_full=None):
+    def __init__(self, extend=None):
         self.closed = False
         self.pending_bytes = 0
         self.max_bytes = 1 << 62
         self.number = 1
         self.dirty_logs = []
-        self.on_full = on_full
+        self.extend = extend
 
 
 @cython.final
 cdef class SubjectIndex:
-    """Stream-wide subject ids: bytes <-> id, and per id its count, first and last live sequence, filter class.
+    """Stream-wide subject ids: bytes <-> id; per id its count, first and last live sequence, filter class.
 
-    A first or last with the BOUND_ONLY_BIT bit is a bound only: the true one lies after (first) or before (last) it.
+    A first or last with BOUND_ONLY_BIT set is only a bound: the true one is after (first) or before (last) it.
     """
 
     def __cinit__(self):
@@ -235,7 +237,7 @@ cdef class SubjectIndex:
         cdef Py_ssize_t sid = self.n, cap, at, mask
         cdef char *arena
         if length > 0xFFFF:
-            raise ValueError("a subject has at most 65535 bytes")
+            raise ValueError("a subject has more than 65,535 bytes")
         if sid == self.cap:
             cap = self.cap + (self.cap >> 1)
             self.a_ends = grow_array(self.a_ends, sid + 1, cap + 1)
@@ -284,22 +286,22 @@ cdef class SubjectIndex:
         return 0
 
     def find(self, bytes subject not None):
-        """The id of a subject, -1 if it is unknown."""
+        """Return the id of a subject, -1 if it is unknown."""
         cdef Py_ssize_t length = PyBytes_GET_SIZE(subject)
         return self.c_find(PyBytes_AS_STRING(subject), length, hr_hash(PyBytes_AS_STRING(subject), length, SEED))
 
     def add(self, bytes subject not None):
-        """The id of a subject, given now if it is new."""
+        """Return the id of a subject; a new subject gets one now."""
         return self.c_add(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
 
     def name(self, Py_ssize_t sid):
-        """The subject of an id."""
+        """Return the subject of an id."""
         if not 0 <= sid < self.n:
             raise IndexError(sid)
         return PyBytes_FromStringAndSize(self.arena + self.ends[sid], self.ends[sid + 1] - self.ends[sid])
 
     def match(self, bytes pattern not None, Py_ssize_t start=0):
-        """Ids from `start` on that a pattern with wildcards catches, as an array of u32."""
+        """Return the ids from `start` on whose subjects match a pattern with wildcards, as an array of u32."""
         cdef Py_ssize_t i, found = 0, sl, pl = PyBytes_GET_SIZE(pattern), literal = 0
         cdef const char *p = PyBytes_AS_STRING(pattern)
         cdef const char *s
@@ -318,7 +320,7 @@ cdef class SubjectIndex:
         return out[:found].copy()
 
     def dump(self, Py_ssize_t lo, Py_ssize_t hi):
-        """`(u16 length, bytes)*` of a range of ids."""
+        """Encode the subjects of a range of ids as `(u16 length, bytes)*`."""
         cdef Py_ssize_t i, length, at = 0
         if not 0 <= lo <= hi <= self.n:
             raise IndexError((lo, hi))
@@ -332,21 +334,21 @@ cdef class SubjectIndex:
         return bytes(out)
 
     def load(self, data, Py_ssize_t expected=-1):
-        """Adds what `dump` made; False, and nothing is added, where it is something else or not as many as `expected`."""
+        """Add subjects encoded by `dump`; return False, adding none, if invalid or not `expected` many."""
         cdef const uint8_t[::1] view = data
         cdef Py_ssize_t at = 0, size = view.shape[0], found = 0
         cdef const char *p = <const char *>&view[0] if size else NULL
         while at < size:
-            if size - at < 2 or size - at - 2 < hr_u16(p + at):
+            if size - at < 2 or size - at - 2 < u16(p + at):
                 return False
-            at += 2 + hr_u16(p + at)
+            at += 2 + u16(p + at)
             found += 1
         if 0 <= expected != found:
             return False
         at = 0
         while at < size:
-            self.c_add(p + at + 2, hr_u16(p + at))
-            at += 2 + hr_u16(p + at)
+            self.c_add(p + at + 2, u16(p + at))
+            at += 2 + u16(p + at)
         return True
 
     @property
@@ -366,19 +368,19 @@ cdef class SubjectIndex:
         return self.a_classes[: self.n]
 
     def clear(self):
-        """No subject has a live message any more."""
+        """Reset all counts: no subject has a live message any more."""
         self.a_counts[:] = 0
         self.a_firsts[:] = 0
         self.a_lasts[:] = 0
         self.alive = 0
 
     def drop_empty(self):
-        """Forgets the subjects without a live message; the new id of each old one, 0 for those that are gone."""
+        """Drop subjects without a live message; return the new id of each old one, 0 for dropped ones."""
         cdef SubjectIndex fresh = SubjectIndex()
         cdef Py_ssize_t i, kept
         keep = np.flatnonzero(self.counts)
         if not len(keep):
-            keep = np.arange(min(self.n, 1))  # so that the id of dead rows, 0, is one that there is
+            keep = np.arange(min(self.n, 1))  # dead rows have id 0, which must exist
         cdef int64_t[::1] ids = np.ascontiguousarray(keep, np.int64)
         for i in range(ids.shape[0]):
             fresh.c_add(self.arena + self.ends[ids[i]], self.ends[ids[i] + 1] - self.ends[ids[i]])
@@ -391,7 +393,7 @@ cdef class SubjectIndex:
         return moved
 
     cdef int swap_with(self, SubjectIndex other) except -1:
-        """Becomes what the other is, which is left with what this one was."""
+        """Take over the content of `other`, which must only be released afterwards; it gets the old buffers."""
         self.arena, other.arena = other.arena, self.arena
         self.slots, other.slots = other.slots, self.slots
         self.arena_used, self.arena_cap, self.slots_cap = other.arena_used, other.arena_cap, other.slots_cap
@@ -401,7 +403,7 @@ cdef class SubjectIndex:
         return self.refresh_pointers()
 
     cdef bint c_is(self, uint32_t sid, const char *p, Py_ssize_t length) noexcept nogil:
-        """Whether an id is that of a subject."""
+        """Return whether `sid` is the id of this subject."""
         return (<Py_ssize_t>sid < self.n and <Py_ssize_t>(self.ends[sid + 1] - self.ends[sid]) == length
                 and memcmp(self.arena + self.ends[sid], p, length) == 0)
 
@@ -424,7 +426,7 @@ cdef class SubjectIndex:
         if self.firsts_[sid] == seq:
             self.firsts_[sid] = seq | BOUND_BIT
         if self.counts_[sid] == 1:
-            # One is left: a bound that is exact on one side is exact on both.
+            # One message is left: an exact bound on one side is exact on both.
             if not self.lasts_[sid] & BOUND_BIT:
                 self.firsts_[sid] = self.lasts_[sid]
             elif not self.firsts_[sid] & BOUND_BIT:
@@ -433,7 +435,7 @@ cdef class SubjectIndex:
 
 @cython.final
 cdef class SegmentIndex:
-    """One row a record of a segment, dead ones too: where it lies, what it is about, whether it lives."""
+    """One row per record of a segment, dead ones included: its position, its subject, whether it is live."""
 
     def __init__(self, base=0):
         self.base = base
@@ -446,7 +448,7 @@ cdef class SegmentIndex:
 
     @staticmethod
     def from_arrays(base, time, offset, size, subject, ttl, flags, delta=None):
-        """SegmentIndex over arrays that exist, all live; they are only read."""
+        """Make a SegmentIndex over existing arrays, all live; they are only read."""
         cdef SegmentIndex self = SegmentIndex(base)
         self.time, self.offset, self.size, self.subject = time, offset, size, subject
         self.ttl, self.flags, self.delta = ttl, flags, delta
@@ -463,9 +465,10 @@ cdef class SegmentIndex:
         return self
 
     def is_sound(self, Py_ssize_t subjects, uint64_t end):
-        """Whether every row can be one of a segment that ends at `end` and knows so many subjects.
+        """Return whether every row can belong to a segment that ends at `end` and has this many subjects.
 
-        Rows ascend, each record lies within the segment and after the one before, and each subject has an id.
+        Rows must ascend, each record must be in the segment and after the previous one, and each subject must have an
+        id.
         """
         cdef Py_ssize_t i
         cdef uint64_t free = SEGMENT_HEAD + BLOCK_HEAD, delta = 0
@@ -482,7 +485,7 @@ cdef class SegmentIndex:
         return self.rows == 0 or free <= end
 
     def seal(self):
-        """Takes no more rows; of a column in which every row has the same value only that is kept."""
+        """Stop accepting rows; a column with the same value in every row is reduced to that value."""
         cdef Py_ssize_t n = self.rows
         if self.cap == 0 or n == 0:
             return
@@ -514,7 +517,7 @@ cdef class SegmentIndex:
         if self.cap > 0:
             cap = self.cap * 2 if self.cap < 8192 else self.cap + (self.cap >> 1)
         if self.cap < 0:
-            raise ValueError("these columns are only read")
+            raise ValueError("these columns are read-only")
         if self.cap == 0:
             self.time = np.empty(0, np.uint64)
             self.offset = self.size = self.subject = self.ttl = np.empty(0, np.uint32)
@@ -544,7 +547,7 @@ cdef class SegmentIndex:
         return 0
 
     cdef int make_sparse(self) except -1:
-        """From here on sequences are not dense: each row says its own."""
+        """Store the sequence of each row from now on: they are no longer contiguous."""
         cdef Py_ssize_t i
         self.delta = np.zeros(self.cap, np.uint32)
         self.c_delta = self.w_delta = p32(self.delta)
@@ -596,21 +599,21 @@ cdef class SegmentIndex:
         return lo
 
     def seq(self, Py_ssize_t i):
-        """The sequence of a row."""
+        """Return the sequence of a row."""
         self.check_row(i)
         return self.c_seq(i)
 
     def lower_bound(self, uint64_t seq):
-        """The first row with that sequence or a later one; `rows` if there is none."""
+        """Return the first row with this sequence or a higher one; `rows` if there is none."""
         return self.c_lower_bound(seq)
 
     def find_row(self, uint64_t seq):
-        """The row of a sequence, dead or alive; -1 if it has none."""
+        """Return the row of a sequence, live or dead; -1 if it has none."""
         cdef Py_ssize_t i = self.c_lower_bound(seq)
         return i if i < self.rows and self.c_seq(i) == seq else -1
 
     def find_live_row(self, uint64_t seq):
-        """The row of a live sequence, else -1."""
+        """Return the row of a sequence if it is live; otherwise -1."""
         cdef Py_ssize_t i = self.c_lower_bound(seq)
         if i < self.rows and self.c_seq(i) == seq and (self.c_live == NULL or self.c_live[i]):
             return i
@@ -632,18 +635,18 @@ cdef class SegmentIndex:
         return 1
 
     def tombstone(self, Py_ssize_t i):
-        """A row is dead from now on; False if it already was."""
+        """Mark a row as dead; return False if it already was."""
         self.check_row(i)
         return self.c_tombstone(i) == 1
 
     def tombstone_all(self):
-        """Every row is dead."""
+        """Mark every row as dead."""
         self.live = np.zeros(self.cap if self.cap > 0 else self.rows, np.uint8)
         self.c_live = p8(self.live)
         self.alive = self.alive_bytes = 0
 
     def remap_subjects(self, moved):
-        """Subjects have other ids now: `moved` has the new one of each old one."""
+        """Replace subject ids: `moved` has the new id of each old one."""
         if not self.rows:
             return
         subject = np.zeros(len(self.subject), np.uint32)
@@ -654,7 +657,7 @@ cdef class SegmentIndex:
             self.w_subject = p32(subject)
 
     def live_bits(self, Py_ssize_t lo=0, Py_ssize_t hi=-1):
-        """numpy.packbits of the rows from lo to hi, b"" when all of them live."""
+        """Return numpy.packbits of the live flags of the rows from lo to hi, b"" if all of them are live."""
         if hi < 0:
             hi = self.rows
         if self.live is None or self.alive == self.rows:
@@ -663,7 +666,7 @@ cdef class SegmentIndex:
         return b"" if part.all() else np.packbits(part).tobytes()
 
     def apply_live_bits(self, bits, Py_ssize_t lo=0, Py_ssize_t hi=-1):
-        """Kills the rows from lo to hi whose bit is not set; what `live_bits` made."""
+        """Mark the rows from lo to hi whose bit is not set as dead; `bits` is a result of `live_bits`."""
         cdef Py_ssize_t i
         if hi < 0:
             hi = self.rows
@@ -699,14 +702,14 @@ cdef class SegmentIndex:
         return -1
 
     def next(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
-        """The first live row in [lo, hi) whose subject's class is in the mask (None: any); -1 = none."""
+        """Return the first live row in [lo, hi) whose subject's class is in the mask (None: any); -1 if none."""
         if hi > self.rows:
             hi = self.rows
         self.check_span(lo, hi)
         return self.c_next(subjects.classes_, p8(mask) if mask is not None else NULL, lo, hi)
 
     def prev(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
-        """The last such row in [lo, hi); -1 = none."""
+        """Return the last such row in [lo, hi); -1 if none."""
         cdef const uint8_t *m = p8(mask) if mask is not None else NULL
         cdef const uint32_t *classes = subjects.classes_
         cdef Py_ssize_t i = (hi if hi < self.rows else self.rows) - 1
@@ -718,7 +721,7 @@ cdef class SegmentIndex:
         return -1
 
     def count(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
-        """How many such rows there are in [lo, hi)."""
+        """Return the number of such rows in [lo, hi)."""
         cdef const uint8_t *m = p8(mask) if mask is not None else NULL
         cdef const uint32_t *classes = subjects.classes_
         cdef Py_ssize_t i, found = 0
@@ -733,7 +736,7 @@ cdef class SegmentIndex:
         return found
 
     def seqs(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
-        """The sequences of such rows in [lo, hi), ascending, as an array of u64."""
+        """Return the sequences of such rows in [lo, hi), ascending, as an array of u64."""
         cdef const uint8_t *m = p8(mask) if mask is not None else NULL
         cdef const uint32_t *classes = subjects.classes_
         cdef Py_ssize_t i, at = 0
@@ -749,7 +752,7 @@ cdef class SegmentIndex:
         return out[:at]
 
     def find_matching(self, SubjectIndex subjects not None, mask not None, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t most):
-        """Rows in [lo, hi) whose class is in the mask, dead ones too, as u32; None if there are more than `most`."""
+        """Return the rows in [lo, hi) whose class is in the mask, dead ones included, as u32; None if more than `most`."""
         cdef const uint8_t *m = p8(mask)
         cdef const uint32_t *classes = subjects.classes_
         cdef Py_ssize_t i, at = 0
@@ -765,7 +768,7 @@ cdef class SegmentIndex:
         return out[:at].copy()
 
     def next_for_subject(self, uint32_t sid, Py_ssize_t lo, Py_ssize_t hi):
-        """The first live row of one subject in [lo, hi); -1 = none."""
+        """Return the first live row of one subject in [lo, hi); -1 if none."""
         cdef Py_ssize_t i = lo
         if hi > self.rows:
             hi = self.rows
@@ -777,7 +780,7 @@ cdef class SegmentIndex:
         return -1
 
     def prev_for_subject(self, uint32_t sid, Py_ssize_t lo, Py_ssize_t hi):
-        """The last live row of one subject in [lo, hi); -1 = none."""
+        """Return the last live row of one subject in [lo, hi); -1 if none."""
         cdef Py_ssize_t i = (hi if hi < self.rows else self.rows) - 1
         self.check_span(lo, i + 1)
         while i >= lo:
@@ -787,7 +790,7 @@ cdef class SegmentIndex:
         return -1
 
     def last_per_subject(self, SubjectIndex subjects not None, mask, seen, Py_ssize_t hi):
-        """Sequences of rows below hi, from the last to the first, whose subject is not yet marked in `seen` (u8)."""
+        """Return the sequences of rows below hi, last first, whose subject is not marked in `seen` (u8) yet; mark them."""
         cdef const uint8_t *m = p8(mask) if mask is not None else NULL
         cdef const uint32_t *classes = subjects.classes_
         cdef uint8_t *s = p8(seen)
@@ -796,7 +799,7 @@ cdef class SegmentIndex:
         if hi > self.rows:
             hi = self.rows
         if len(seen) < subjects.n:
-            raise ValueError("not every subject can be marked")
+            raise ValueError("`seen` has fewer entries than there are subjects")
         out = np.empty(max(hi, 0), np.uint64)
         cdef uint64_t *o = p64(out)
         for i in range(hi - 1, -1, -1):
@@ -808,7 +811,7 @@ cdef class SegmentIndex:
         return out[:at]
 
     def first_at_time(self, uint64_t time_ns):
-        """The first live row of that time or later; -1 = none."""
+        """Return the first live row of that time or later; -1 if none."""
         cdef Py_ssize_t i
         for i in range(self.rows):
             if self.c_time[i] >= time_ns and (self.c_live == NULL or self.c_live[i]):
@@ -816,13 +819,13 @@ cdef class SegmentIndex:
         return -1
 
     def row(self, Py_ssize_t i):
-        """(offset, size, subject id, time, ttl, flags) of a row."""
+        """Return (offset, size, subject id, time, ttl, flags) of a row."""
         self.check_row(i)
         return (self.c_offset[i], self.c_size[i], self.c_subject[i], self.c_time[i],
                 self.c_ttl[i] if self.c_ttl != NULL else self.same_ttl, self.c_flags_of(i))
 
     def get_offset(self, Py_ssize_t i):
-        """The offset of a row's record in its segment."""
+        """Return the offset of a row's record in its segment."""
         self.check_row(i)
         return self.c_offset[i]
 
@@ -832,10 +835,9 @@ cdef class SegmentIndex:
 
     def index_block(self, SubjectIndex subjects not None, data, Py_ssize_t start, Py_ssize_t length, uint64_t place,
              Py_ssize_t expected=-1):
-        """Adds a row for each record of a block that lies at `start` of `data`, and at `place` of its segment.
+        """Add a row for each record of a block that is at `start` of `data` and at `place` of its segment.
 
-        Returns how many; -1, and no row is added, where the bytes are not records in ascending order, or not as many
-        as `expected`.
+        Returns their number; -1, adding no row, if they are not ascending records, or not `expected` many.
         """
         cdef const uint8_t[::1] view = data
         cdef const char *p
@@ -847,28 +849,28 @@ cdef class SegmentIndex:
             return 0 if expected <= 0 else -1
         p = <const char *>&view[start]
         last = self.c_seq(self.rows - 1) if self.rows else 0
-        base = self.base if self.rows else hr_u64(p + 16) if length >= RECORD_HEADER else 0
+        base = self.base if self.rows else record_seq(p) if length >= RECORD_HEADER else 0
         while at < length:
             if not holds(p + at, length - at):
                 return -1
-            seq = hr_u64(p + at + 16)
+            seq = record_seq(p + at)
             if seq <= last or seq - base > 0xFFFFFFFF:
                 return -1
             last = seq
-            at += hr_u32(p + at)
+            at += record_size(p + at)
             found += 1
         if 0 <= expected != found:
             return -1
         at = 0
         while at < length:
-            self.append(hr_u64(p + at + 16), hr_u64(p + at + 24), <uint32_t>(place + <uint64_t>at), hr_u32(p + at),
-                      <uint32_t>subjects.c_add(p + at + RECORD_HEADER, hr_u16(p + at + 4)), hr_u32(p + at + 12),
-                      hr_u16(p + at + 6))
-            at += hr_u32(p + at)
+            self.append(record_seq(p + at), record_time(p + at), <uint32_t>(place + <uint64_t>at), record_size(p + at),
+                      <uint32_t>subjects.c_add(p + at + RECORD_HEADER, record_subject_size(p + at)), record_ttl(p + at),
+                      record_flags(p + at))
+            at += record_size(p + at)
         return found
 
     def to_arrays(self):
-        """The arrays cut to their rows: (time, offset, size, subject, ttl, flags, delta or None)."""
+        """Return the used parts of the arrays: (time, offset, size, subject, ttl, flags, delta or None)."""
         cdef Py_ssize_t n = self.rows
         if self.cap == 0:
             self.grow()
@@ -878,7 +880,7 @@ cdef class SegmentIndex:
 
 @cython.final
 cdef class RecordBlock:
-    """Records that lie together: cut from a tail, or about to be. Its bytes do not change any more."""
+    """Contiguous records, finished or about to be. Its bytes do not change any more."""
 
     def __init__(self, offset, data, used, first_seq, records, direct):
         self.offset, self.data, self.used = offset, data, used
@@ -890,7 +892,7 @@ cdef class RecordBlock:
 
 
 cdef class BlockBuilder:
-    """Packs records into blocks and rows into columns; the base of an appender, and by itself what compaction uses."""
+    """Packs records into blocks and rows into columns; the base of `LogWriter`, also used by compaction."""
 
     def __init__(self, SubjectIndex subjects not None, Py_ssize_t block_bytes, uint64_t start=512):
         self.subject_index = subjects
@@ -909,7 +911,7 @@ cdef class BlockBuilder:
         return 0
 
     cdef int reserve(self, Py_ssize_t size) except -1:
-        """Makes place for a record: in this block, or after cutting it."""
+        """Make space for a record: in the tail, or in a new one after the block is finished."""
         cdef Py_ssize_t cap
         cdef bytearray fresh
         if self.tail_used and self.tail_used + size > self.block_max:
@@ -919,16 +921,16 @@ cdef class BlockBuilder:
             if cap < self.tail_used + size:
                 cap = self.tail_used + size
             if cap < self.block_max and size * 16 > self.block_max:
-                cap = self.block_max  # a few of this size fill it
+                cap = self.block_max  # a few records of this size fill a block
             fresh = PyByteArray_FromStringAndSize(NULL, cap)
             memcpy(PyByteArray_AS_STRING(fresh), self.p, self.tail_used)
-            self.tail = fresh  # views of the old one keep it alive and unchanged
+            self.tail = fresh  # existing views keep the old one alive and unchanged
             self.p = PyByteArray_AS_STRING(fresh)
             self.cap = cap
         return 0
 
     def finish_block(self, bint direct=False):
-        """The tail becomes a block of its own; nothing happens when it is empty."""
+        """Turn the tail into a block; does nothing if it is empty."""
         cdef RecordBlock block
         if self.tail_used == 0:
             return None
@@ -941,12 +943,12 @@ cdef class BlockBuilder:
         return block
 
     def on_block_finished(self, RecordBlock block):
-        """For those who want to know."""
+        """Hook for subclasses."""
 
     def start_segment(self, uint64_t start=512):
-        """A new segment: empty columns, blocks from `start` on. The tail must be empty."""
+        """Start a new segment: empty columns, blocks from `start` on. The tail must be empty."""
         if self.tail_used:
-            raise ValueError("cut the tail first")
+            raise ValueError("the tail is not empty: finish its block first")
         self.columns = SegmentIndex()
         self.block_offset = start
         self.tail_row = 0
@@ -956,14 +958,14 @@ cdef class BlockBuilder:
         self.reserve(size)
         p = self.p + self.tail_used
         memcpy(p, record, size)
-        self.columns.append(hr_u64(p + 16), hr_u64(p + 24),
+        self.columns.append(record_seq(p), record_time(p),
                           <uint32_t>(self.block_offset + BLOCK_HEAD + <uint64_t>self.tail_used), size, sid,
-                          hr_u32(p + 12), hr_u16(p + 6))
+                          record_ttl(p), record_flags(p))
         self.tail_used += size
         return 0
 
     def copy_rows(self, SegmentIndex source not None, Py_ssize_t lo, Py_ssize_t hi, data, uint64_t place):
-        """Takes over the live rows lo..hi of other columns; `data` holds their records, from `place` of their segment."""
+        """Copy the live rows lo..hi of other columns; `data` has their records, from `place` on."""
         cdef const uint8_t[::1] view = data
         cdef Py_ssize_t i, at, size = view.shape[0]
         cdef const char *record
@@ -975,18 +977,18 @@ cdef class BlockBuilder:
                 raise ValueError("a row points outside of its block")
             at = <Py_ssize_t>(source.c_offset[i] - place)
             record = <const char *>&view[at]
-            # What is copied replaces what was there, so a row must be that of its record.
-            if (not holds(record, source.c_size[i]) or hr_u32(record) != source.c_size[i]
-                    or hr_u64(record + 16) != source.c_seq(i)
-                    or not self.subject_index.c_is(source.c_subject[i], record + RECORD_HEADER, hr_u16(record + 4))):
-                raise ValueError("a row is not that of its record")
+            # The copy replaces the original, so a row must match its record.
+            if (not holds(record, source.c_size[i]) or record_size(record) != source.c_size[i]
+                    or record_seq(record) != source.c_seq(i)
+                    or not self.subject_index.c_is(source.c_subject[i], record + RECORD_HEADER, record_subject_size(record))):
+                raise ValueError("a row does not match its record")
             if self.columns.rows and source.c_seq(i) - self.columns.base > 0xFFFFFFFF:
                 raise ValueError("rows are too far apart for one segment")
             self.add_record(record, source.c_size[i], source.c_subject[i])
 
 
 cdef class LogWriter(BlockBuilder):
-    """One stream's growing end: gives sequences, packs records, keeps the counts; the base class of a log."""
+    """The growing end of one stream: assigns sequences, packs records, updates counts; the base class of a log."""
 
     def __init__(self, OpenFrame open_frame not None, uint32_t ident, SubjectIndex subjects not None, Py_ssize_t block_bytes,
                  Py_ssize_t large_bytes, bint journaled, uint64_t first_seq=1):
@@ -1024,16 +1026,16 @@ cdef class LogWriter(BlockBuilder):
         return 0
 
     def mark_dirty(self):
-        """This log has a change in the frame under construction."""
+        """Record that this log has a change in the open frame."""
         self.c_mark_dirty()
 
     def append(self, bytes subject not None, bytes header not None, bytes payload not None, uint64_t time_ns,
                uint32_t ttl_s=0, uint16_t flags=0):
-        """Admits a message into the frame under construction; returns its sequence."""
+        """Add a message to the open frame; return its sequence."""
         cdef Py_ssize_t size = (RECORD_HEADER + PyBytes_GET_SIZE(subject) + PyBytes_GET_SIZE(header)
                                 + PyBytes_GET_SIZE(payload))
         if self.journaled and (self.open_frame.closed or self.open_frame.pending_bytes + size > self.open_frame.max_bytes):
-            self.open_frame.on_full(size)
+            self.open_frame.extend(size)
         if size >= self.large_bytes:
             return self.append_large(subject, header, payload, time_ns, ttl_s, flags)
         return self.c_append(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), PyBytes_AS_STRING(header),
@@ -1042,18 +1044,18 @@ cdef class LogWriter(BlockBuilder):
 
     def append_large(self, bytes subject, bytes header, bytes payload, uint64_t time_ns, uint32_t ttl_s,
                      uint16_t flags):
-        """A message above the `large` limit; a log that keeps those apart overrides this."""
+        """Add a message of at least `large_bytes`; a log that stores those separately overrides this."""
         return self.append_unchecked(subject, header, payload, time_ns, ttl_s, flags)
 
     def append_unchecked(self, bytes subject not None, bytes header not None, bytes payload not None, uint64_t time_ns,
             uint32_t ttl_s=0, uint16_t flags=0):
-        """`append` without asking the open_frame and without looking at the size."""
+        """Like `append`, without checking the open frame's limit or the message's size."""
         return self.c_append(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), PyBytes_AS_STRING(header),
                              PyBytes_GET_SIZE(header), PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload),
                              time_ns, ttl_s, flags)
 
     def append_many(self, messages, uint64_t time_ns, uint32_t ttl_s=0, uint16_t flags=0, uint64_t step_ns=0):
-        """Admits (subject, header, payload) after each other, each `step_ns` later; returns the first sequence."""
+        """Append (subject, header, payload) one after the other, each `step_ns` later; return the first sequence."""
         cdef uint64_t first = self.last_seq + 1
         cdef bytes subject, header, payload
         cdef Py_ssize_t size
@@ -1077,7 +1079,7 @@ cdef class LogWriter(BlockBuilder):
         cdef Py_ssize_t sid
         cdef char *p
         if size > 0x7FFFFFFF:
-            raise ValueError("a record has at most 2 GiB")
+            raise ValueError("a record has more than 2 GiB")
         sid = self.subject_index.c_add(subject, sl)
         if self.columns.rows and seq - self.columns.base > 0xFFFFFFFF:
             self.split_segment()
@@ -1086,7 +1088,7 @@ cdef class LogWriter(BlockBuilder):
         if hl:
             flags |= FLAG_HEADER
         p = self.p + self.tail_used
-        hr_head(p, <uint32_t>size, <uint16_t>sl, flags, <uint32_t>hl, ttl_s, seq, time_ns)
+        write_record_header(p, <uint32_t>size, <uint16_t>sl, flags, <uint32_t>hl, ttl_s, seq, time_ns)
         memcpy(p + RECORD_HEADER, subject, sl)
         if hl:
             memcpy(p + RECORD_HEADER + sl, header, hl)
@@ -1111,7 +1113,7 @@ cdef class LogWriter(BlockBuilder):
         self.last_time_ns = time_ns
 
     def split_segment(self):
-        """Called when a sequence lies too far for the columns: a log starts a new segment."""
+        """Start a new segment; called when a sequence is too far from the first for the columns."""
         self.finish_block()
         self.start_segment()
 
@@ -1122,13 +1124,13 @@ cdef class LogWriter(BlockBuilder):
         return BlockBuilder.finish_block(self, direct)
 
     def reference_block(self, bytes entry not None):
-        """Puts an encoded entry into the frame, after the records so far: a large message's place."""
+        """Add an encoded entry to the frame after the records so far: the position of a large message."""
         self.parts.append(entry)
 
     def load(self, data):
-        """Takes records as they are (replay): those not above the last sequence are known. No frame gets them.
+        """Add existing records (replay), skipping those up to the last sequence. They do not become part of a frame.
 
-        Returns how many were taken; -1 where the bytes are not records.
+        Returns how many were added; -1 if the bytes are not records.
         """
         cdef const uint8_t[::1] view = data
         cdef Py_ssize_t at = 0, end = view.shape[0], found = 0, sid
@@ -1140,13 +1142,13 @@ cdef class LogWriter(BlockBuilder):
             while at < end:
                 if not holds(p + at, end - at):
                     return -1
-                size, seq = hr_u32(p + at), hr_u64(p + at + 16)
+                size, seq = record_size(p + at), record_seq(p + at)
                 if seq > self.last_seq:
-                    sid = self.subject_index.c_add(p + at + RECORD_HEADER, hr_u16(p + at + 4))
+                    sid = self.subject_index.c_add(p + at + RECORD_HEADER, record_subject_size(p + at))
                     if self.columns.rows and seq - self.columns.base > 0xFFFFFFFF:
                         self.split_segment()
                     self.add_record(p + at, size, <uint32_t>sid)
-                    self.c_count(sid, seq, size, hr_u16(p + at + 6), hr_u64(p + at + 24))
+                    self.c_count(sid, seq, size, record_flags(p + at), record_time(p + at))
                     found += 1
                 at += size
         finally:
@@ -1156,7 +1158,7 @@ cdef class LogWriter(BlockBuilder):
         return found
 
     def add_segment_counts(self, SegmentIndex columns not None):
-        """Counts the live rows of a segment that was there before (recovery); segments in ascending order."""
+        """Count the live rows of an existing segment (recovery); segments must come in ascending order."""
         cdef Py_ssize_t i, size
         cdef uint64_t seq
         for i in range(columns.rows):
@@ -1184,7 +1186,7 @@ cdef class LogWriter(BlockBuilder):
         return 1
 
     def subtract_rows(self, SegmentIndex columns not None, Py_ssize_t lo, Py_ssize_t hi):
-        """Kills the rows lo..hi and takes them out of the counts; returns how many lived."""
+        """Tombstone the rows lo..hi and subtract them from the counts; return how many were live."""
         cdef Py_ssize_t i, found = 0
         columns.check_span(lo, hi)
         for i in range(lo, hi):
@@ -1192,7 +1194,7 @@ cdef class LogWriter(BlockBuilder):
         return found
 
     def subtract_seqs(self, SegmentIndex columns not None, seqs):
-        """Kills the rows of ascending sequences (u64), notes them for the frame; returns how many lived."""
+        """Tombstone the rows of ascending sequences (u64) and record them for the frame; return how many were live."""
         cdef const uint64_t[::1] view = seqs
         cdef Py_ssize_t k, i, found = 0
         for k in range(view.shape[0]):
@@ -1224,7 +1226,7 @@ cdef class LogWriter(BlockBuilder):
         return 0
 
     def cached_last_seq(self, bytes subject not None):
-        """The last sequence of a subject; 0 if it has none, -1 when it has to be looked for."""
+        """Return the last sequence of a subject; 0 if it has none, -1 if it must be searched for."""
         return self.c_cached_last_seq(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
 
     cdef int64_t c_cached_last_seq(self, const char *subject, Py_ssize_t size) noexcept nogil:
@@ -1234,9 +1236,9 @@ cdef class LogWriter(BlockBuilder):
         return -1 if self.subject_index.lasts_[sid] & BOUND_BIT else <int64_t>self.subject_index.lasts_[sid]
 
     def trim_oldest(self, bytes subject not None, Py_ssize_t most):
-        """Removes the oldest message of a subject that has more than `most`, where it lies at hand.
+        """Remove the oldest message of a subject that has more than `most`, if it is in the active segment.
 
-        Returns its sequence, 0 when there is nothing to remove, -1 when it has to be looked for.
+        Returns its sequence, 0 if there is nothing to remove, -1 if it must be searched for.
         """
         cdef Py_ssize_t length = PyBytes_GET_SIZE(subject), sid, i
         cdef uint64_t first
@@ -1259,21 +1261,21 @@ cdef class LogWriter(BlockBuilder):
         return first
 
     def record_removals(self, uint64_t first, uint64_t last):
-        """The frame says that these sequences were removed."""
+        """Record in the frame that these sequences were removed."""
         self.c_record_removal(first, last)
 
     def record_trim(self, uint64_t seq):
-        """The frame says that everything below was removed."""
+        """Record in the frame that everything below was removed."""
         if seq > self.trim_to:
             self.trim_to = seq
 
     def record_advance(self, uint64_t seq):
-        """The frame says that the last sequence is at least this."""
+        """Record in the frame that the last sequence is at least this."""
         if seq > self.advance_to:
             self.advance_to = seq
 
     cdef Py_ssize_t changes_size(self) except -1:
-        """Bytes of this log's entries in the frame."""
+        """Return the size of this log's entries in the frame."""
         cdef Py_ssize_t total = 0
         cdef object part
         for part in self.parts:
@@ -1303,7 +1305,7 @@ cdef class LogWriter(BlockBuilder):
         return p + ENTRY
 
     cdef char *collect_changes(self, char *p) except NULL:
-        """Writes this log's entries; it has nothing for the frame afterwards."""
+        """Write this log's entries and reset its changes."""
         cdef object part
         cdef Py_ssize_t lo, length
         for part in self.parts:
@@ -1339,7 +1341,7 @@ cdef class LogWriter(BlockBuilder):
         return p
 
     cdef int collect_views(self, list pieces) except -1:
-        """`collect_changes` without copying: records stay where they are, and are part of the frame as views."""
+        """Like `collect_changes`, without copying: records become part of the frame as views."""
         cdef object part
         cdef bytearray changes
         for part in self.parts:
@@ -1373,7 +1375,7 @@ cdef class LogWriter(BlockBuilder):
         return 0
 
     def reset_changes(self):
-        """Drops what this log has for the frame: it was deleted."""
+        """Drop this log's changes: the log was deleted."""
         self.reset()
 
 
@@ -1386,7 +1388,7 @@ cdef extern from "<sys/mman.h>" nogil:
 
 
 cdef class _Mapping:
-    """A file mapped for reading; unlike the standard library's, it keeps no descriptor open."""
+    """A file mapped for reading; unlike `mmap.mmap`, it keeps no descriptor open."""
 
     cdef void *address
     cdef Py_ssize_t length
@@ -1400,7 +1402,7 @@ cdef class _Mapping:
 
 
 def map_file(int fd, Py_ssize_t length):
-    """A read-only view of an open file's first bytes, which outlives the descriptor."""
+    """Return a read-only view of an open file's first bytes, which outlives the descriptor."""
     cdef _Mapping mapping = _Mapping()
     if length == 0:
         return memoryview(b"")
@@ -1413,9 +1415,9 @@ def map_file(int fd, Py_ssize_t length):
 
 
 def build_frame_body(list logs not None):
-    """(body in pieces, watermarks): the entries of all these logs for a frame; they start the next one clean.
+    """Return (body in pieces, watermarks): the entries of these logs for a frame; resets their changes.
 
-    Logs that have little are copied together; of those that have much the pieces are views.
+    Small entries are copied into one piece; large ones become views.
     """
     cdef LogWriter log
     cdef Py_ssize_t total = 0, marks = 0, weight
@@ -1444,22 +1446,22 @@ def build_frame_body(list logs not None):
 
 
 def mark_committed(list logs not None):
-    """The frame that `build_frame_body` made of these logs is durable."""
+    """Mark logs as committed: the frame that `build_frame_body` made of them is durable."""
     cdef LogWriter log
     for log in logs:
         log.committed_seq = log.sealed_seq
 
 
 def decode_record(data, Py_ssize_t at):
-    """(time_ns, subject, header, payload, ttl_s) of the record at a place; the bytes are verified ones."""
+    """Return (time_ns, subject, header, payload, ttl_s) of the record at `at`; the bytes must be verified."""
     cdef const uint8_t[::1] view = data
     cdef const char *p
     cdef Py_ssize_t size, sl, hl
     if at < 0 or at > view.shape[0] - RECORD_HEADER:
         raise ValueError("no record there")
     p = <const char *>&view[at]
-    size, sl, hl = hr_u32(p), hr_u16(p + 4), hr_u32(p + 8)
+    size, sl, hl = record_size(p), record_subject_size(p), record_header_size(p)
     if size < RECORD_HEADER + sl + hl or size > view.shape[0] - at:
         raise ValueError("no record there")
-    return (hr_u64(p + 24), PyBytes_FromStringAndSize(p + RECORD_HEADER, sl), PyBytes_FromStringAndSize(p + RECORD_HEADER + sl, hl),
-            PyBytes_FromStringAndSize(p + RECORD_HEADER + sl + hl, size - RECORD_HEADER - sl - hl), hr_u32(p + 12))
+    return (record_time(p), PyBytes_FromStringAndSize(p + RECORD_HEADER, sl), PyBytes_FromStringAndSize(p + RECORD_HEADER + sl, hl),
+            PyBytes_FromStringAndSize(p + RECORD_HEADER + sl + hl, size - RECORD_HEADER - sl - hl), record_ttl(p))

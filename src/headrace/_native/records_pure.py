@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace._native.record_header import RECORD_HEADER, RECORD_HEADER_BYTES
+
 Array = npt.NDArray[Any]
 
-RECORD_HEADER_BYTES = 32
 BLOCK_HEADER_BYTES = 32
 HAS_HEADER = 0x8000
 BOUND_ONLY_BIT = 1 << 63
 SUBJECT_MAX = 0xFFFF
 
 _ALIGN = 512
-_RECORD_HEADER = struct.Struct("<IHHIIQQ")
 _ENTRY = struct.Struct("<HHIQ")
 _WATERMARK = struct.Struct("<IQ")
 _U16 = struct.Struct("<H")
@@ -62,7 +62,7 @@ def _holds(view: memoryview, at: int, end: int) -> bool:
     """Return whether a complete record begins at `at` and ends by `end`."""
     if end - at < RECORD_HEADER_BYTES:
         return False
-    size, sl, _, hl, _, seq, _ = _RECORD_HEADER.unpack_from(view, at)
+    size, sl, _, hl, _, seq, _ = RECORD_HEADER.unpack_from(view, at)
     return bool(RECORD_HEADER_BYTES + sl + hl <= size <= end - at and 0 < seq <= _SEQ_END)
 
 
@@ -79,15 +79,15 @@ def _matches_pattern(pattern: list[bytes], subject: bytes) -> bool:
 
 
 class OpenFrame:
-    """What all log writers of a store share: the open frame and how much still fits into it."""
+    """What all log writers of a store share: how much still fits into the frame; `extend` makes room, or raises."""
 
-    def __init__(self, on_full: Callable[[int], None] | None = None) -> None:
+    def __init__(self, extend: Callable[[int], None] | None = None) -> None:
         self.closed = False
         self.pending_bytes = 0
         self.max_bytes = 1 << 62
         self.number = 1
         self.dirty_logs: list[LogWriter] = []
-        self.on_full = on_full
+        self.extend = extend
 
 
 class SubjectIndex:
@@ -116,7 +116,7 @@ class SubjectIndex:
         if sid >= 0:
             return sid
         if len(subject) > SUBJECT_MAX:
-            raise ValueError("a subject has at most 65535 bytes")
+            raise ValueError("a subject has more than 65,535 bytes")
         sid = self._ids[subject] = len(self._names)
         self._names.append(subject)
         if sid == len(self._counts):
@@ -318,7 +318,7 @@ class SegmentIndex:
 
     def _grow(self) -> None:
         if self._capacity < 0:
-            raise ValueError("these columns are only read")
+            raise ValueError("these columns are read-only")
         capacity = max(self._capacity * 2 if self._capacity < 8192 else self._capacity * 3 // 2, 64)
         for name in ("time", "offset", "size", "subject", "ttl", "flags", "delta", "live"):
             array = getattr(self, name)
@@ -455,7 +455,7 @@ class SegmentIndex:
 
     def last_per_subject(self, subjects: SubjectIndex, mask: Array | None, seen: Array, hi: int) -> Array:
         if len(seen) < len(subjects):
-            raise ValueError("not every subject can be marked")
+            raise ValueError("`seen` has fewer entries than there are subjects")
         found = []
         for i in np.flatnonzero(self._match_mask(subjects, mask, 0, hi))[::-1]:
             sid = self.subject[i]
@@ -504,7 +504,7 @@ class SegmentIndex:
         if places is None or 0 <= expected != len(places):
             return -1
         for at in places:
-            size, sl, flags, _, ttl, seq, time = _RECORD_HEADER.unpack_from(view, at)
+            size, sl, flags, _, ttl, seq, time = RECORD_HEADER.unpack_from(view, at)
             sid = subjects.add(bytes(view[at + RECORD_HEADER_BYTES : at + RECORD_HEADER_BYTES + sl]))
             self.append(seq, time, place + at - start, size, sid, ttl, flags)
         return len(places)
@@ -516,7 +516,7 @@ class SegmentIndex:
         while at < end:
             if not _holds(view, at, end):
                 return None
-            size, _, _, _, _, seq, _ = _RECORD_HEADER.unpack_from(view, at)
+            size, _, _, _, _, seq, _ = RECORD_HEADER.unpack_from(view, at)
             base = seq if base < 0 else base
             if seq <= last or seq - base > _DELTA_MAX:
                 return None
@@ -596,13 +596,13 @@ class BlockBuilder:
     def start_segment(self, start: int = 512) -> None:
         """Start a new segment: empty columns, blocks from `start` on. The tail must be empty."""
         if self.tail_used:
-            raise ValueError("cut the tail first")
+            raise ValueError("the tail is not empty: finish its block first")
         self.columns = SegmentIndex()
         self.block_offset = start
         self.tail_row = 0
 
     def _add_record(self, record: Any, sid: int) -> None:
-        size, _, flags, _, ttl, seq, time = _RECORD_HEADER.unpack_from(record)
+        size, _, flags, _, ttl, seq, time = RECORD_HEADER.unpack_from(record)
         self._reserve(size)
         at = self.tail_used
         self.tail[at : at + size] = record
@@ -620,7 +620,7 @@ class BlockBuilder:
             if offset < place or offset - place + size > len(view):
                 raise ValueError("a row points outside of its block")
             if not self._is_row(source.seq(i), sid, view[offset - place : offset - place + size]):
-                raise ValueError("a row is not that of its record")
+                raise ValueError("a row does not match its record")
             if self.columns.rows and source.seq(i) - self.columns.base > _DELTA_MAX:
                 raise ValueError("rows are too far apart for one segment")
             self._add_record(view[offset - place : offset - place + size], sid)
@@ -629,7 +629,7 @@ class BlockBuilder:
         """Return whether a row matches its record: the copy replaces the original, so it must."""
         if not _holds(record, 0, len(record)) or sid >= len(self.subject_index):
             return False
-        size, sl, _, _, _, own, _ = _RECORD_HEADER.unpack_from(record)
+        size, sl, _, _, _, own, _ = RECORD_HEADER.unpack_from(record)
         name = bytes(record[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + sl])
         return size == len(record) and own == seq and name == self.subject_index.name(sid)
 
@@ -685,12 +685,12 @@ class LogWriter(BlockBuilder):
     def append(
         self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int = 0, flags: int = 0
     ) -> int:
-        """Add a message to the open frame; return its sequence."""
+        """Encode a message into the tail block, and count its bytes in the open frame; return its sequence."""
         size = RECORD_HEADER_BYTES + len(subject) + len(header) + len(payload)
         open_frame = self.open_frame
         if self.journaled and (open_frame.closed or open_frame.pending_bytes + size > open_frame.max_bytes):
-            assert open_frame.on_full is not None
-            open_frame.on_full(size)
+            assert open_frame.extend is not None
+            open_frame.extend(size)
         if size >= self.large_bytes:
             return self.append_large(subject, header, payload, time_ns, ttl_s, flags)
         return self.append_unchecked(subject, header, payload, time_ns, ttl_s, flags)
@@ -708,14 +708,14 @@ class LogWriter(BlockBuilder):
         seq = self.last_seq + 1
         size = RECORD_HEADER_BYTES + len(subject) + len(header) + len(payload)
         if size > _RECORD_MAX:
-            raise ValueError("a record has at most 2 GiB")
+            raise ValueError("a record has more than 2 GiB")
         sid = self.subject_index.add(subject)
         if self.columns.rows and seq - self.columns.base > _DELTA_MAX:
             self.split_segment()
         self._reserve(size)
         flags = flags & 0x7FFF | (HAS_HEADER if header else 0)
         at = self.tail_used
-        _RECORD_HEADER.pack_into(self.tail, at, size, len(subject), flags, len(header), ttl_s, seq, time_ns)
+        RECORD_HEADER.pack_into(self.tail, at, size, len(subject), flags, len(header), ttl_s, seq, time_ns)
         self.tail[at + RECORD_HEADER_BYTES : at + size] = subject + header + payload
         self.columns.append(
             seq, time_ns, self.block_offset + BLOCK_HEADER_BYTES + at, size, sid, ttl_s, flags
@@ -789,7 +789,7 @@ class LogWriter(BlockBuilder):
         while at < end:
             if not _holds(view, at, end):
                 return -1
-            size, sl, flags, _, _, seq, time = _RECORD_HEADER.unpack_from(view, at)
+            size, sl, flags, _, _, seq, time = RECORD_HEADER.unpack_from(view, at)
             if seq > self.last_seq:
                 sid = self.subject_index.add(
                     bytes(view[at + RECORD_HEADER_BYTES : at + RECORD_HEADER_BYTES + sl])
@@ -957,7 +957,7 @@ def decode_record(data: Any, at: int) -> tuple[int, bytes, bytes, bytes, int]:
     view = memoryview(data)
     if at < 0 or at + RECORD_HEADER_BYTES > len(view):
         raise ValueError("no record there")
-    size, sl, _, hl, ttl, _, time = _RECORD_HEADER.unpack_from(view, at)
+    size, sl, _, hl, ttl, _, time = RECORD_HEADER.unpack_from(view, at)
     if size < RECORD_HEADER_BYTES + sl + hl or at + size > len(view):
         raise ValueError("no record there")
     header = at + RECORD_HEADER_BYTES + sl

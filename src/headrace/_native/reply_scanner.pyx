@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""A client's hot path, compiled: answers to direct gets become numbers, columns of rows become publishes.
+"""Scans direct-get replies and encodes publishes, compiled.
 
-Owns the reading of `HMSG` frames with the lines that a server adds to a stored message (`ReplyScanner`), and the writing of
-`HPUB` frames (`publishes`). Nothing is made per message. Knows no sockets and no columns beyond their bytes.
-`frames_pure` does the same in plain Python and passes the same tests.
+Owns the parsing of `HMSG` with the headers that a server adds to a stored message (`ReplyScanner`), and the encoding of
+`HPUB` (`encode_publishes`). No Python object is created per message. Must not know sockets or Arrow.
+`reply_scanner_pure` is the same in pure Python; the same tests run on both. See ADR 52.
 """
 
 cimport cython
@@ -13,15 +13,15 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy
 
-#: How many numbers `ReplyScanner.packed_rows` has for each message.
+#: Numbers per message in `ReplyScanner.packed_rows`.
 FIELDS_PER_MESSAGE = 8
 
 cdef enum:
-    FIELDS = 8  # start, header length, whole length, sequence, time, subject's place, its length, end of own headers
+    FIELDS = 8  # see `ReplyScanner.packed_rows`
     ADDED = 6
-    OPENING = 10  # NATS/1.0 and the line's end
-    LENGTHS = 24  # two numbers, a space and the line's end, generously
-    YEAR_MAX = 2261  # the last whole one that 63 bits of nanoseconds reach
+    OPENING = 10  # NATS/1.0 and CRLF
+    LENGTHS = 24  # more than enough for two numbers, a space and CRLF
+    YEAR_MAX = 2261  # the last complete year that 63 bits of nanoseconds can represent
 
 cdef const char *NAMES[ADDED]
 cdef int SIZES[ADDED]
@@ -34,7 +34,7 @@ NAMES[5], SIZES[5] = b"Nats-Stream: ", 13
 
 
 cdef inline int64_t number(const char *at, const char *end) noexcept nogil:
-    """The number that these digits are; -1 if they are none."""
+    """Return the number; -1 if the text is not all digits."""
     cdef int64_t value = 0
     if at >= end or end - at > 18:
         return -1
@@ -53,7 +53,7 @@ cdef inline int64_t month_days(int64_t year, int64_t month) noexcept nogil:
 
 
 cdef int64_t nanoseconds(const char *at, const char *end) noexcept nogil:
-    """2026-11-15T09:44:03.5034761Z as nanoseconds since 1970; -1 if it is written otherwise."""
+    """Parse 2026-11-15T09:44:03.5034761Z to nanoseconds since 1970; -1 if it has another format."""
     cdef int64_t year, month, day, days, hour, minute, second, part = 0
     cdef int digits = 0
     if end - at < 20 or (end - 1)[0] != c"Z" or at[4] != c"-" or at[7] != c"-" or at[10] != c"T":
@@ -84,7 +84,7 @@ cdef int64_t nanoseconds(const char *at, const char *end) noexcept nogil:
 
 
 cdef class ReplyScanner:
-    """The messages of one request's answers, found in a buffer that is still being filled."""
+    """Finds the messages of one request's replies in a buffer that is still being filled."""
 
     cdef readonly Py_ssize_t position
     cdef readonly Py_ssize_t count
@@ -103,7 +103,10 @@ cdef class ReplyScanner:
         free(self._rows)
 
     def scan(self, bytearray buffer):
-        """Go on as far as there are whole frames; True once the answer that ends the block was found."""
+        """Scan complete messages; return True once the reply that ends the block was found.
+
+        The text of a ValueError is what the reply lacks.
+        """
         cdef const char *start = PyByteArray_AS_STRING(buffer)
         cdef Py_ssize_t size = PyByteArray_GET_SIZE(buffer), skip = PyBytes_GET_SIZE(self._line)
         cdef const char *line = PyBytes_AS_STRING(self._line)
@@ -116,14 +119,14 @@ cdef class ReplyScanner:
             if found == NULL and size - self.position - skip < LENGTHS:
                 break
             if found == NULL or found == start + self.position + skip or (found - 1)[0] != 13:
-                raise ValueError("a frame without its lengths")
+                raise ValueError("header and total length")
             end = found - start - 1
             space = <const char *>memchr(start + self.position + skip, 32, end - self.position - skip)
             if space == NULL:
-                raise ValueError("a frame without its lengths")
+                raise ValueError("header and total length")
             head, total = number(start + self.position + skip, space), number(space + 1, start + end)
             if head < OPENING or total < head:
-                raise ValueError("a frame with strange lengths")
+                raise ValueError("valid lengths")
             after = end + 4 + total
             if after > size:
                 break
@@ -136,7 +139,7 @@ cdef class ReplyScanner:
         return False
 
     cdef int _add_row(self, const char *start, Py_ssize_t at, int64_t head, int64_t total) except -1:
-        """Read the lines that the server added, from the last one back."""
+        """Parse the lines that the server added, from the last one backwards."""
         cdef const char *end = start + at + head - 4
         cdef const char *begin
         cdef const char *floor = start + at
@@ -157,7 +160,7 @@ cdef class ReplyScanner:
                 row[5], row[6] = begin + SIZES[each] - start, end - begin - SIZES[each]
             end = begin - 2
         if row[3] < 0 or row[4] < 0:
-            raise ValueError("a sequence and a time")
+            raise ValueError("a valid sequence and time")
         row[7] = end + 2 - start
         self.count += 1
         return 0
@@ -173,8 +176,9 @@ cdef class ReplyScanner:
         return rows + self.count * FIELDS
 
     def packed_rows(self):
-        """Eight numbers a message: where its header begins, the length of that and of all, sequence, time in nanoseconds,
-        where the subject is and its length, and where the headers end that were stored with it."""
+        """Return eight numbers per message: where its header begins, the header's length and the total length,
+        sequence, time in nanoseconds, position and length of the subject, and where the stored headers end.
+        """
         return PyBytes_FromStringAndSize(<const char *>self._rows, self.count * FIELDS * sizeof(int64_t))
 
 
@@ -199,23 +203,23 @@ cdef inline char *put_number(char *at, int64_t value) noexcept nogil:
     return at + digits
 
 
-@cython.boundscheck(False)  # it goes from the first to the last
+@cython.boundscheck(False)  # the loop stays within `ends`
 cdef int64_t spanned(const int32_t[::1] ends, Py_ssize_t size) except -1:
-    """How many bytes the values of a column have together; their offsets must ascend within its `size` bytes."""
+    """Return the total size of a column's values; their offsets must ascend within its `size` bytes."""
     cdef Py_ssize_t row
     if ends[0] < 0 or ends[ends.shape[0] - 1] > size:
-        raise ValueError("a column whose values lie outside of it")
+        raise ValueError("the offsets of a column do not ascend or point outside of it")
     for row in range(ends.shape[0] - 1):
         if ends[row + 1] < ends[row]:
-            raise ValueError("a column whose values lie outside of it")
+            raise ValueError("the offsets of a column do not ascend or point outside of it")
     return <int64_t>ends[ends.shape[0] - 1] - ends[0]
 
 
-@cython.boundscheck(False)  # `spanned` has looked at every offset
+@cython.boundscheck(False)  # `spanned` has checked every offset
 def encode_publishes(tuple subjects, tuple lines, tuple payloads, bytes reply, bytes mark, int64_t first):
-    """An HPUB frame for each row. A column is (offsets, bytes), as Arrow has it; `lines` are headers of its own, or ().
+    """Encode an HPUB for each row. A column is (offsets, bytes), as in Arrow; `lines` are the rows' own headers, or ().
 
-    `mark` is a header's beginning that a number, counting from `first`, completes; b"" adds none.
+    `mark` is the beginning of a header that a number, counting from `first`, completes; b"" adds none.
     """
     cdef const int32_t[::1] subject_ends = subjects[0], payload_ends = payloads[0], line_ends
     cdef const unsigned char[::1] subject_bytes = subjects[1], payload_bytes = payloads[1], line_bytes
@@ -230,7 +234,7 @@ def encode_publishes(tuple subjects, tuple lines, tuple payloads, bytes reply, b
     if payload_ends.shape[0] != rows + 1 or (headed and line_ends.shape[0] != rows + 1):
         raise ValueError("columns of different lengths")
     if first < 0:
-        raise ValueError("numbers count from 0 on")
+        raise ValueError("the first number must not be negative")
     if rows <= 0:
         return bytearray()
     size = rows * (96 + reply_size + mark_size) + spanned(subject_ends, subject_bytes.shape[0])

@@ -1,5 +1,5 @@
 """Scans direct-get replies and encodes publishes, in pure Python; same names and results as the compiled
-`reply_scanner`.
+`reply_scanner`. See ADR 52.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class ReplyScanner:
         self._rows = array("q")
 
     def scan(self, buffer: bytearray) -> bool:
-        """Scan complete messages; return True once the reply that ends the block was found."""
+        """Scan complete messages; return True once the reply that ends the block was found.
+
+        The text of a ValueError is what the reply lacks.
+        """
         line, skip = self._line, len(self._line)
         while self.position + skip < len(buffer) and buffer.startswith(line, self.position):
             begin = self.position + skip
@@ -56,10 +59,10 @@ class ReplyScanner:
             end = found - 1
             first, blank, second = buffer[begin : max(end, begin)].partition(b" ")
             if found <= begin or buffer[end] != _RETURN or not blank:
-                raise ValueError("a frame without its lengths")
+                raise ValueError("header and total length")
             head, total = _number(first), _number(second)
             if head < _OPENING or total < head:
-                raise ValueError("a frame with strange lengths")
+                raise ValueError("valid lengths")
             after = end + 4 + total
             if after > len(buffer):
                 break
@@ -86,7 +89,7 @@ class ReplyScanner:
         from_, to = found[b"Nats-Time-Stamp: "]
         seq, time_ns = _number(buffer[low:high]), _parse_time_ns(buffer[from_:to].decode("latin-1"))
         if seq < 0 or time_ns < 0:
-            raise ValueError("a sequence and a time")
+            raise ValueError("a valid sequence and time")
         self._rows.extend((at, head, total, seq, time_ns, place, stop - place, end + 2))
         self.count += 1
 
@@ -126,7 +129,7 @@ def encode_publishes(
     `mark` is the beginning of a header that a number, counting from `first`, completes; b"" adds none.
     """
     if first < 0:
-        raise ValueError("numbers count from 0 on")
+        raise ValueError("the first number must not be negative")
     names, bodies = _column_values(subjects), _column_values(payloads)
     headers = _column_values(lines) if lines else [b""] * len(names)
     if not len(names) == len(bodies) == len(headers):
@@ -150,5 +153,5 @@ def _column_values(column: BinaryColumn) -> list[bytes]:
     ends = [int(each) for each in offsets]
     whole = bytes(data)
     if ends and (ends[0] < 0 or ends[-1] > len(whole) or ends != sorted(ends)):
-        raise ValueError("a column whose values lie outside of it")
+        raise ValueError("the offsets of a column do not ascend or point outside of it")
     return [whole[low:high] for low, high in pairwise(ends)]

@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""Backups, compiled: stored records become entries of an archive; S2 blocks (a superset of Snappy) are read, Snappy is written.
+"""Snappy blocks and the entries of a backup archive, compiled. Reads S2, a superset of Snappy, and writes Snappy.
 
-`blocks_pure` does the same in plain Python and passes the same tests, except that it writes blocks which are not smaller.
+`snappy_pure` is the same in pure Python, except that it does not compress; the same tests run on both.
 """
 
 cimport cython
@@ -9,11 +9,19 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from headrace._native.record_layout cimport (
+    RECORD_HEADER,
+    record_header_size,
+    record_seq,
+    record_size,
+    record_subject_size,
+    record_time,
+)
+
 cdef enum:
     HASH_BITS = 14
     BLOCK_MAX = 65536
-    RECORD = 32
-    NUMBERS = 50  # five varints
+    NUMBERS = 50  # enough for five varints
 
 cdef uint32_t _table[8][256]
 
@@ -37,7 +45,7 @@ _fill_table()
 
 @cython.boundscheck(False)
 def crc32c(const uint8_t[::1] data not None):
-    """The Castagnoli checksum."""
+    """Return the Castagnoli checksum."""
     cdef uint32_t crc = 0xFFFFFFFF, low, high
     cdef Py_ssize_t at = 0, size = data.shape[0]
     while at + 8 <= size:
@@ -53,7 +61,7 @@ def crc32c(const uint8_t[::1] data not None):
 
 
 def decompress(bytes block not None, Py_ssize_t size_max):
-    """What a block holds; ValueError if it is damaged or holds more than `size_max` bytes."""
+    """Decompress a block; raise ValueError if it is damaged or has more than `size_max` bytes."""
     cdef const uint8_t *source = <const uint8_t *>PyBytes_AS_STRING(block)
     cdef Py_ssize_t end = PyBytes_GET_SIZE(block), at = 0, size = 0, done = 0, length, offset = 0, extra
     cdef int shift = 0
@@ -62,14 +70,14 @@ def decompress(bytes block not None, Py_ssize_t size_max):
     cdef uint8_t *target
     while True:
         if at >= end or shift > 28:
-            raise ValueError("no length")
+            raise ValueError("the length of a block is missing or too long")
         size |= <Py_ssize_t>(source[at] & 0x7F) << shift
         at += 1
         if source[at - 1] < 0x80:
             break
         shift += 7
     if size > size_max:
-        raise ValueError("too large")
+        raise ValueError("the block is too large")
     made = PyBytes_FromStringAndSize(NULL, size)
     target = <uint8_t *>PyBytes_AS_STRING(made)
     while at < end:
@@ -80,44 +88,44 @@ def decompress(bytes block not None, Py_ssize_t size_max):
             if length >= 60:
                 extra = length - 59
                 if at + extra > end:
-                    raise ValueError("cut short")
+                    raise ValueError("the block's length does not match its header")
                 length = little(source + at, extra)
                 at += extra
             length += 1
             if length > end - at or length > size - done:
-                raise ValueError("cut short")
+                raise ValueError("the block's length does not match its header")
             memcpy(target + done, source + at, length)
             at += length
             done += length
             continue
         if tag & 3 == 1:
             if at >= end:
-                raise ValueError("cut short")
+                raise ValueError("the block's length does not match its header")
             extra = (<Py_ssize_t>(tag & 0xE0) << 3) | source[at]
             at += 1
             length = tag >> 2 & 7
             if extra:
                 offset = extra
-            elif length >= 5:  # a repeated offset, with a length of its own
+            elif length >= 5:  # repeats the previous offset, with its own length
                 extra = length - 4
                 if at + extra > end:
-                    raise ValueError("cut short")
+                    raise ValueError("the block's length does not match its header")
                 length = little(source + at, extra) + (4 if extra == 1 else 1 << (8 * (extra - 1)))
                 at += extra
             length += 4
         else:
             extra = 2 if tag & 3 == 2 else 4
             if at + extra > end:
-                raise ValueError("cut short")
+                raise ValueError("the block's length does not match its header")
             length = (tag >> 2) + 1
             offset = little(source + at, extra)
             at += extra
         if offset <= 0 or offset > done or length > size - done:
-            raise ValueError("a copy of nothing")
+            raise ValueError("a copy refers to bytes outside of the block")
         copy_within(target + done, offset, length)
         done += length
     if done != size:
-        raise ValueError("cut short")
+        raise ValueError("the block's length does not match its header")
     return made
 
 
@@ -138,7 +146,7 @@ cdef inline void copy_within(uint8_t *target, Py_ssize_t offset, Py_ssize_t leng
 
 
 def compress(bytes data not None):
-    """A block that holds `data`, which has at most 65,536 bytes."""
+    """Compress `data`, at most 65,536 bytes, to a block."""
     cdef const uint8_t *source = <const uint8_t *>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = 0, start = 0, found, length, limit, to = 0
     cdef uint32_t word, slot
@@ -146,7 +154,7 @@ def compress(bytes data not None):
     cdef bytes room = PyBytes_FromStringAndSize(NULL, 32 + size + size // 6)
     cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(room)
     if size > BLOCK_MAX:
-        raise ValueError("too large")
+        raise ValueError("the block is too large")
     memset(table, 0xFF, sizeof(table))
     word = <uint32_t>size
     while word >= 0x80:
@@ -217,58 +225,58 @@ cdef inline Py_ssize_t put_varint(uint8_t *target, Py_ssize_t to, uint64_t value
 
 
 def encode_entries(const uint8_t[::1] view not None, const uint64_t[::1] seqs not None):
-    """The records of `view` that are in `seqs`, ascending, as entries of an archive; and how many of them there were."""
+    """Encode the records of `view` that are in `seqs`, ascending, as archive entries; return them and their number."""
     cdef Py_ssize_t end = view.shape[0], count = seqs.shape[0], done = 0, at = 0, to = 0
     cdef uint32_t size, header_size
     cdef uint16_t subject_size
     cdef uint64_t seq, time_ns
+    cdef const char *record
     cdef bytes room = PyBytes_FromStringAndSize(NULL, end + count * NUMBERS)
     cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(room)
-    while done < count and end - at >= RECORD:
-        memcpy(&size, &view[at], 4)
-        if size < RECORD or end - at < size:
+    while done < count and end - at >= RECORD_HEADER:
+        record = <const char *>&view[at]
+        size = record_size(record)
+        if size < RECORD_HEADER or end - at < size:
             break
-        memcpy(&subject_size, &view[at + 4], 2)
-        memcpy(&header_size, &view[at + 8], 4)
-        memcpy(&seq, &view[at + 16], 8)
-        memcpy(&time_ns, &view[at + 24], 8)
-        if seq > seqs[done] or <uint64_t>subject_size + header_size > size - RECORD:
+        subject_size, header_size = record_subject_size(record), record_header_size(record)
+        seq, time_ns = record_seq(record), record_time(record)
+        if seq > seqs[done] or <uint64_t>subject_size + header_size > size - RECORD_HEADER:
             break
         if seq == seqs[done]:
             to = put_varint(target, to, subject_size)
             to = put_varint(target, to, time_ns << 1)
             to = put_varint(target, to, seq)
             to = put_varint(target, to, header_size)
-            to = put_varint(target, to, size - RECORD - subject_size - header_size)
-            if size > RECORD:
-                memcpy(target + to, &view[at + RECORD], size - RECORD)
-            to += size - RECORD
+            to = put_varint(target, to, size - RECORD_HEADER - subject_size - header_size)
+            if size > RECORD_HEADER:
+                memcpy(target + to, record + RECORD_HEADER, size - RECORD_HEADER)
+            to += size - RECORD_HEADER
             done += 1
         at += size
     return room[:to], done
 
 
 cdef inline Py_ssize_t read_varint(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, uint64_t *value) except -2:
-    """Where the number ends; -1 if it is not all there."""
+    """Parse a varint; return where it ends, -1 if it is incomplete."""
     cdef int shift = 0
     value[0] = 0
     while at < end:
         if shift == 63 and data[at] > 1:
-            raise ValueError("a number too large")
+            raise ValueError("a number has more than 64 bits")
         value[0] |= <uint64_t>(data[at] & 0x7F) << shift
         at += 1
         if data[at - 1] < 0x80:
             return at
         shift += 7
         if shift > 63:
-            raise ValueError("a number too large")
+            raise ValueError("a number has more than 64 bits")
     return -1
 
 
 def parse_entries(const uint8_t[::1] plain not None, Py_ssize_t at, Py_ssize_t name_max, Py_ssize_t entry_max, Py_ssize_t most):
-    """Whole entries from `at` on, at most so many, each as (name, time, sequence, header, payload); and where they end.
+    """Parse complete entries from `at` on, at most `most`, as (name, time, sequence, header, payload).
 
-    ValueError if one is larger than allowed or makes no sense.
+    Returns them and their end. Raises ValueError if one is too large or invalid.
     """
     cdef const uint8_t *data
     cdef Py_ssize_t end = plain.shape[0], place
@@ -276,7 +284,7 @@ def parse_entries(const uint8_t[::1] plain not None, Py_ssize_t at, Py_ssize_t n
     cdef list found = []
     cdef const char *start
     if at < 0 or name_max < 0 or entry_max < 0:
-        raise ValueError("nothing lies before the beginning")
+        raise ValueError("position and limits must not be negative")
     if end == 0:
         return found, at
     data = &plain[0]
@@ -294,8 +302,8 @@ def parse_entries(const uint8_t[::1] plain not None, Py_ssize_t at, Py_ssize_t n
             break
         if (name_size > <uint64_t>name_max or header_size > <uint64_t>entry_max
                 or payload_size > <uint64_t>entry_max - header_size):
-            raise ValueError("an entry too large")
-        if <uint64_t>(end - place) < name_size + header_size + payload_size:  # below 2 * 2^63: it does not wrap around
+            raise ValueError("an entry is too large")
+        if <uint64_t>(end - place) < name_size + header_size + payload_size:  # a sum below 2^64: it does not wrap around
             break
         start = <const char *>data + place
         found.append((

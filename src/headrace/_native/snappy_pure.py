@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
+
+from headrace._native.record_header import RECORD_HEADER, RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_RECORD = struct.Struct("<IHHIIQQ")
 
 _LENGTH_BYTES_MAX = 5
 
@@ -39,7 +39,7 @@ def decompress(block: bytes, size_max: int) -> bytes:
     """Decompress a block; raise ValueError if it is damaged or has more than `size_max` bytes."""
     size, at = _read_length(block)
     if size > size_max:
-        raise ValueError("too large")
+        raise ValueError("the block is too large")
     made = bytearray()
     offset = 0
     while at < len(block):
@@ -53,9 +53,9 @@ def decompress(block: bytes, size_max: int) -> bytes:
             offset, length, at = _read_copy(block, tag, at, offset)
             _copy_back(made, offset, length, size)
         if len(made) > size:
-            raise ValueError("cut short")
+            raise ValueError("the block's length does not match its header")
     if len(made) != size:
-        raise ValueError("cut short")
+        raise ValueError("the block's length does not match its header")
     return bytes(made)
 
 
@@ -65,7 +65,7 @@ def _read_length(block: bytes) -> tuple[int, int]:
         size |= (byte & 0x7F) << (7 * at)
         if byte < 0x80:
             return size, at + 1
-    raise ValueError("no length")
+    raise ValueError("the length of a block is missing or too long")
 
 
 def _read_literal_length(block: bytes, tag: int, at: int) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def _read_literal_length(block: bytes, tag: int, at: int) -> tuple[int, int]:
         length, at = _read_little_endian(block, at, length - 59)
     length += 1
     if length > len(block) - at:
-        raise ValueError("cut short")
+        raise ValueError("the block's length does not match its header")
     return length, at
 
 
@@ -94,13 +94,13 @@ def _read_copy(block: bytes, tag: int, at: int, offset: int) -> tuple[int, int, 
 
 def _read_little_endian(block: bytes, at: int, count: int) -> tuple[int, int]:
     if at + count > len(block):
-        raise ValueError("cut short")
+        raise ValueError("the block's length does not match its header")
     return int.from_bytes(block[at : at + count], "little"), at + count
 
 
 def _copy_back(made: bytearray, offset: int, length: int, size: int) -> None:
     if not 0 < offset <= len(made) or length > size - len(made):
-        raise ValueError("a copy of nothing")
+        raise ValueError("a copy refers to bytes outside of the block")
     piece = bytes(made[-offset:][:length])
     made += (piece * (length // len(piece) + 1))[:length]
 
@@ -111,7 +111,7 @@ def compress(data: bytes) -> bytes:
     """
     size = len(data)
     if size > 65536:
-        raise ValueError("too large")
+        raise ValueError("the block is too large")
     head = bytearray()
     left = size
     while left >= 0x80:
@@ -137,16 +137,16 @@ def encode_entries(view: memoryview, seqs: npt.NDArray[np.uint64]) -> tuple[byte
     """Encode the records of `view` that are in `seqs`, ascending, as archive entries; return them and their number."""
     made: list[bytes] = []
     wanted, done, at, end = seqs.tolist(), 0, 0, len(view)
-    while done < len(wanted) and end - at >= _RECORD.size:
-        size, subject_size, _, header_size, _, seq, time_ns = _RECORD.unpack_from(view, at)
-        payload_size = size - _RECORD.size - subject_size - header_size
-        if size < _RECORD.size or end - at < size or payload_size < 0 or seq > wanted[done]:
+    while done < len(wanted) and end - at >= RECORD_HEADER_BYTES:
+        size, subject_size, _, header_size, _, seq, time_ns = RECORD_HEADER.unpack_from(view, at)
+        payload_size = size - RECORD_HEADER_BYTES - subject_size - header_size
+        if size < RECORD_HEADER_BYTES or end - at < size or payload_size < 0 or seq > wanted[done]:
             break
         if seq == wanted[done]:
             made += map(
                 encode_varint, (subject_size, time_ns << 1 & _U64_MAX, seq, header_size, payload_size)
             )
-            made.append(bytes(view[at + _RECORD.size : at + size]))
+            made.append(bytes(view[at + RECORD_HEADER_BYTES : at + size]))
             done += 1
         at += size
     return b"".join(made), done
@@ -164,7 +164,7 @@ def _read_varint(plain: bytes | bytearray, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if value > _U64_MAX or (shift >= 63 and byte >= 0x80):
-            raise ValueError("a number too large")
+            raise ValueError("a number has more than 64 bits")
         if byte < 0x80:
             return value, at
         shift += 7
@@ -179,7 +179,7 @@ def parse_entries(
     Returns them and their end. Raises ValueError if one is too large or invalid.
     """
     if at < 0 or name_max < 0 or entry_max < 0:
-        raise ValueError("nothing lies before the beginning")
+        raise ValueError("position and limits must not be negative")
     found: list[EntryFields] = []
     while len(found) < most:
         numbers: list[int] = []
@@ -191,7 +191,7 @@ def parse_entries(
             break
         name_size, zigzag, seq, header_size, payload_size = numbers
         if name_size > name_max or header_size + payload_size > entry_max:
-            raise ValueError("an entry too large")
+            raise ValueError("an entry is too large")
         head, body = place + name_size, place + name_size + header_size
         end = body + payload_size
         if end > len(plain):

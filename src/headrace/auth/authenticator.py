@@ -1,7 +1,7 @@
 """Authenticates a client from the fields of its CONNECT.
 
 Owns the comparison of credentials. Every failure looks the same to the client, secrets are compared in constant time
-(also for an unknown user name), and nothing here writes a credential anywhere. It knows no sockets.
+(also for an unknown user name), and credentials are never logged or stored. Must not know sockets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.auth import nkeys, x509_names
 from headrace.broker.accounts import GLOBAL
@@ -45,9 +45,26 @@ class UserIdentity:
     grant: UserGrant | None = None
 
 
+class SlowPassword(Exception):
+    """A password must be checked against a bcrypt hash first, away from the event loop."""
+
+    def __init__(self, stored: str, provided: str) -> None:
+        super().__init__("the password must be checked first")
+        self.stored = stored
+        self.provided = provided
+
+
+class VerifiedPassword(NamedTuple):
+    """The result of such a check."""
+
+    stored: str
+    provided: str
+    is_correct: bool
+
+
 @dataclass(frozen=True, slots=True)
 class AuthContext:
-    """What is known of a connection: the nonce it was sent, its type, its address and its certificate."""
+    """The properties of a connection that authentication checks: nonce, type, address and certificate."""
 
     nonce: str = ""
     connection_type: str = STANDARD
@@ -57,6 +74,8 @@ class AuthContext:
     map_users: bool = False
     #: The listener's own user for clients without credentials, if it has one.
     no_auth_user: str = ""
+    #: The password that was checked for this connection already.
+    verified: VerifiedPassword | None = None
 
 
 ANONYMOUS = UserIdentity()
@@ -91,7 +110,7 @@ def _load_bcrypt() -> Callable[[bytes, bytes], bool]:
         from bcrypt import checkpw
     except ImportError as missing:
         raise AuthError(
-            "a stored password is a bcrypt hash: install headrace[bcrypt] to check it"
+            "a password is a bcrypt hash, which requires the package bcrypt: pip install 'headrace[bcrypt]'"
         ) from missing
     check: Callable[[bytes, bytes], bool] = checkpw
     return check
@@ -108,12 +127,13 @@ class Authenticator:
             users[options.user] = User(options.user, options.password)
         for name in (options.no_auth_user, options.websocket.no_auth_user):
             if name and name not in users:
-                raise OptionsError(f"no_auth_user {name!r} is not among the users")
+                raise OptionsError(f"no_auth_user {name!r} is not a configured user")
         self._users = users
         self._token = options.token
         self._no_auth_user = options.no_auth_user
         self.operator_trust = self._make_operator_trust(options)
         self.required = options.auth_required
+        self._decoy_hash = self._make_decoy_hash()
         self.needs_nonce = self.operator_trust is not None or any(user.nkey for user in users.values())
         self._check_libraries()
         self._check_accounts(options)
@@ -127,7 +147,7 @@ class Authenticator:
         try:
             return OperatorTrust(options)
         except AuthError as error:
-            raise OptionsError(f"the operator's tokens cannot be used: {error}") from error
+            raise OptionsError(f"cannot use the operator's JWTs: {error}") from error
 
     def _check_libraries(self) -> None:
         """Raise now, not at the first CONNECT, if a library that is needed is missing."""
@@ -138,6 +158,33 @@ class Authenticator:
             _load_bcrypt()
         if self.needs_nonce:
             nkeys.load_verifier()
+
+    def _make_decoy_hash(self) -> str:
+        """Return a hash that no password has, as costly as those of the users; "" if no user has a hash.
+
+        Unknown users are checked against it, so that a refusal takes the same time for every name.
+        """
+        secrets = [self._token, *(user.password for user in self._users.values())]
+        hashes = [secret for secret in secrets if is_bcrypt_hash(secret)]
+        if not hashes:
+            return ""
+        cost = max(hashes, key=lambda each: each[4:6])[4:6]
+        return f"$2b${cost}$" + "." * 22 + "." * 31
+
+    @property
+    def has_slow_passwords(self) -> bool:
+        """Whether `check` may raise `SlowPassword`."""
+        return bool(self._decoy_hash)
+
+    def _verify(self, stored: str, provided: object, context: AuthContext) -> bool:
+        """Compare a password; with bcrypt in use, only after it was checked away from the event loop."""
+        if not self._decoy_hash or not isinstance(provided, str) or not provided:
+            return verify_secret(stored, provided) and bool(provided)
+        slow = stored if is_bcrypt_hash(stored) else self._decoy_hash
+        verified = context.verified
+        if verified is None or (verified.stored, verified.provided) != (slow, provided):
+            raise SlowPassword(slow, provided)
+        return verified.is_correct if slow == stored else verify_secret(stored, provided)
 
     def _check_accounts(self, options: ServerOptions) -> None:
         known = {account.name for account in options.accounts} | {options.system_account, ""}
@@ -164,7 +211,7 @@ class Authenticator:
         if self.operator_trust is not None:
             return self._check_jwt(self.operator_trust, connect, context)
         if self._token:
-            return ANONYMOUS if verify_secret(self._token, connect.get("auth_token")) else None
+            return ANONYMOUS if self._verify(self._token, connect.get("auth_token"), context) else None
         if not self._users:
             return ANONYMOUS
         user = self._find_user(connect, context)
@@ -183,8 +230,8 @@ class Authenticator:
         user = self._users.get(str(connect.get("user") or ""))
         if user is not None and user.nkey:
             user = None
-        # A user without a password can only be known by a certificate.
-        known = verify_secret(user.password if user else "", connect.get("pass") or "")
+        # A user without a password can only be authenticated by a certificate.
+        known = self._verify(user.password if user else "", connect.get("pass") or "", context)
         return user if user is not None and user.password and known else None
 
     def _check_nkey(self, key: str, signature: str, context: AuthContext) -> User | None:
@@ -258,7 +305,7 @@ class Authenticator:
 
 
 def _has_credentials(connect: Mapping[str, Any]) -> bool:
-    """Whether a CONNECT has credentials of a kind that counts here; NKeys and JWTs do not if no user has one."""
+    """Whether a CONNECT has credentials that this server checks; NKeys and JWTs are ignored if no user has one."""
     return any(connect.get(key) for key in ("user", "pass", "auth_token"))
 
 

@@ -208,7 +208,7 @@ def decode_operator_claims(token: str) -> OperatorClaims:
     claims = _decode(token, OperatorClaims, ("O",))
     _check_type(claims.nats.type, "operator")
     if claims.issuer != claims.subject and claims.issuer not in claims.nats.signing_keys:
-        raise AuthError("an operator signs its token itself")
+        raise AuthError("an operator JWT must be self-signed")
     return claims
 
 
@@ -225,15 +225,15 @@ def decode_activation_claims(token: str) -> tuple[ActivationClaims, ActivationBo
 
 def _check_type(found: str, expected: str) -> None:
     if found != expected:
-        raise AuthError(f"the token is of type {found!r}, not {expected!r}")
+        raise AuthError(f"the JWT has type {found!r}, expected {expected!r}")
 
 
 def _decode(token: str, kind: type[_T], signers: tuple[str, ...]) -> _T:
     if len(token) > TOKEN_BYTES_MAX:
-        raise AuthError("the token is too long")
+        raise AuthError("the JWT is too long")
     parts = token.split(".")
     if len(parts) != 3:
-        raise AuthError("a token has three parts")
+        raise AuthError("malformed JWT: expected three parts")
     try:
         header = msgspec.json.decode(_decode_part(parts[0]), type=_Header)
         is_v1 = header.alg.lower() == _ALGORITHM_V1
@@ -243,12 +243,12 @@ def _decode(token: str, kind: type[_T], signers: tuple[str, ...]) -> _T:
         )
         signature = _decode_part(parts[2])
     except JSON_ERRORS as error:
-        raise AuthError(f"the token cannot be read: {error}") from None
+        raise AuthError(f"malformed JWT: {error}") from None
     if header.typ.upper() != "JWT" or header.alg.lower() not in (_ALGORITHM, _ALGORITHM_V1):
-        raise AuthError("the token is not signed with an nkey")
+        raise AuthError("the JWT is not signed with an nkey")
     signed = (parts[1] if is_v1 else f"{parts[0]}.{parts[1]}").encode()
     if not any(verify(claims.issuer, signer, signed, signature) for signer in signers):
-        raise AuthError("the token's signature is not good")
+        raise AuthError("the JWT's signature is invalid")
     return claims
 
 

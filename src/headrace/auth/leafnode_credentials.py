@@ -25,9 +25,9 @@ def sign_with_credentials_file(path: Path, nonce: str) -> dict[str, str]:
     try:
         found = _ARMOURED_PARTS.findall(path.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
-        raise AuthError(f"cannot read the credentials {str(path)!r}: {error}") from error
+        raise AuthError(f"cannot read the credentials file {str(path)!r}: {error}") from error
     if len(found) < 2:
-        raise AuthError(f"{str(path)!r} is no credentials file: it lacks a token or a seed")
+        raise AuthError(f"invalid credentials file {str(path)!r}: it must contain a JWT and a seed")
     return {"jwt": found[0], "sig": _sign(_load_signing_key(found[1]), nonce)}
 
 
@@ -50,16 +50,16 @@ def _load_signing_key(seed: str) -> Any:
     try:
         from nacl.signing import SigningKey
     except ImportError as missing:
-        raise AuthError("nkeys need a library for Ed25519: install headrace[nkeys]") from missing
+        raise AuthError("nkeys require a package for Ed25519: pip install 'headrace[nkeys]'") from missing
     text = seed.strip()
     try:
         data = base64.b32decode(text + "=" * (-len(text) % 8))
     except binascii.Error as error:
-        raise AuthError("the seed of the key is malformed") from error
+        raise AuthError("malformed nkey seed") from error
     body, checksum = data[:-2], data[-2:]
     if len(data) != _SEED_BYTES or binascii.crc_hqx(body, 0).to_bytes(2, "little") != checksum:
-        raise AuthError("the seed of the key is malformed")
+        raise AuthError("malformed nkey seed")
     # Two bytes contain two prefixes of five and eight bits: that this is a seed, and its kind.
     if body[0] & 0xF8 != _SEED_PREFIX or (body[0] & 7) << 5 | (body[1] & 0xF8) >> 3 != _USER_PREFIX:
-        raise AuthError("the seed is not that of a user's key")
+        raise AuthError("the nkey seed is not a user's")
     return SigningKey(body[2:])

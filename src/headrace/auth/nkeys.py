@@ -1,7 +1,7 @@
 """NKeys: decodes public keys and verifies signatures made with the private ones.
 
 A key is base32 of a prefix byte, 32 bytes of Ed25519 and a checksum; the first letter tells what it is for (`O`
-operator, `A` account, `U` user). This module only verifies: it never reads or stores a private key.
+operator, `A` account, `U` user). This module only verifies: it never reads or stores a private key. See ADR 74.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load_verifier() -> Callable[[bytes, bytes, bytes], bool]:
         from nacl.exceptions import BadSignatureError
         from nacl.signing import VerifyKey
     except ImportError as missing:
-        raise AuthError("nkeys need a library for Ed25519: install headrace[nkeys]") from missing
+        raise AuthError("nkeys require a package for Ed25519: pip install 'headrace[nkeys]'") from missing
 
     def check(raw: bytes, data: bytes, signature: bytes) -> bool:
         try:

@@ -1,14 +1,14 @@
 """Operator mode: accounts and users are defined by signed JWTs.
 
 Owns the chain of trust: the operator's key signs accounts, an account's key (or one of its signing keys) signs users,
-and a user signs the server's nonce. A missing, expired or revoked element of the chain ends in a refusal; nothing is
-trusted because of where it came from.
+and a user signs the server's nonce. A user is rejected if an element of the chain is missing, expired or revoked.
+Only signatures are trusted, never the source of a JWT.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -88,19 +88,19 @@ class OperatorTrust:
         user = decode_user_claims(token)
         account = self.accounts.get(user.nats.issuer_account or user.issuer)
         if account is None or not account.is_valid_at(now_s):
-            raise AuthError("the account is not known, or its token is not valid now")
+            raise AuthError("the account is unknown, or its JWT is expired or not yet valid")
         user_permissions = self._get_user_permissions(user, account)
         if not user.is_valid_at(now_s):
-            raise AuthError("the user's token is not valid now")
+            raise AuthError("the user's JWT is expired or not yet valid")
         if is_revoked(account.nats.revocations, user.subject, user.issued_s):
-            raise AuthError("the user's token was revoked")
+            raise AuthError("the user's JWT was revoked")
         if user_permissions.bearer_token:
             if account.nats.limits.disallow_bearer:
-                raise AuthError("the account takes no bearer tokens")
+                raise AuthError("the account does not allow bearer tokens")
         elif not nonce or not verify(user.subject, "U", nonce.encode(), decode_signature(signature)):
-            raise AuthError("the nonce was not signed by the user")
+            raise AuthError("the signature of the nonce is invalid")
         if not is_in_networks(client_ip, user_permissions.src):
-            raise AuthError("the user does not come from an allowed network")
+            raise AuthError("the client's address is not in an allowed network")
         until_s = allowed_until(user_permissions.times, user_permissions.times_location, now_s)
         expiries = [(float(end), USER_EXPIRED) for end in (user.expires_s, until_s) if end]
         if account.expires_s:
@@ -130,7 +130,7 @@ class OperatorTrust:
                     return _fill_template(key.template, user, account)
             elif key == user.issuer:
                 return user.nats
-        raise AuthError("the user's token is not signed by its account")
+        raise AuthError("the user's JWT is not signed by its account")
 
     def is_valid(self, grant: UserGrant, now_s: float) -> bool:
         """Whether a user that was accepted still would be, as far as its account is concerned."""
@@ -227,7 +227,7 @@ def _check_no_permissions(user: UserClaims) -> None:
         or own_permissions.resp
         or own_permissions.bearer_token
     ):
-        raise AuthError("a token signed for a role carries no rules of its own")
+        raise AuthError("a JWT signed by a scoped signing key must not have its own permissions")
 
 
 def _with_default_permissions(
@@ -279,10 +279,10 @@ def _fill_template(
         for entry in entries:
             expanded = _expand_entry(entry, user, account, tags)
             if not expanded and deny:
-                raise AuthError("a denial of the role cannot be filled in")
+                raise AuthError("a deny rule of the scoped signing key has no value for this user")
             result += [text for text in expanded if subjects.is_valid(text.split()[0].encode())]
         if entries and not result:
-            raise AuthError("the role's rules cannot be filled in")
+            raise AuthError("the permissions of the scoped signing key have no values for this user")
         return tuple(result)
 
     pub, sub = template.pub, template.sub
@@ -326,7 +326,7 @@ def allowed_until(times: tuple[TimeRange, ...], zone: str, now_s: float) -> floa
     try:
         time_zone: datetime.tzinfo = ZoneInfo(zone) if zone else datetime.UTC
     except (KeyError, ValueError, OSError):
-        raise AuthError("the token names an unknown time zone") from None
+        raise AuthError("the JWT has an unknown time zone") from None
     now = datetime.datetime.fromtimestamp(now_s, time_zone)
     second = now.hour * 3600 + now.minute * 60 + now.second
     for time_range in times:
@@ -334,14 +334,14 @@ def allowed_until(times: tuple[TimeRange, ...], zone: str, now_s: float) -> floa
         length = (end - start) % _DAY_S
         if (second - start) % _DAY_S < length:
             return now_s + (end - second) % _DAY_S
-    raise AuthError("the user may not be there at this time of day")
+    raise AuthError("the user may not connect at this time of day")
 
 
 def _parse_second_of_day(text: str) -> int:
     try:
         time_of_day = datetime.time.fromisoformat(text)
     except ValueError:
-        raise AuthError("the token's times cannot be read") from None
+        raise AuthError("the JWT has malformed times") from None
     return time_of_day.hour * 3600 + time_of_day.minute * 60 + time_of_day.second
 
 
@@ -351,7 +351,10 @@ def _parse_second_of_day(text: str) -> int:
 def _make_jetstream_limits(claims: AccountClaims) -> JetStreamLimits | None:
     caps = claims.nats.limits
     tier: dict[str, Any] = caps.tiered_limits.get("R1", {})
-    value: Callable[[str], int] = lambda name: int(tier.get(name, getattr(caps, name)))  # noqa: E731
+
+    def value(name: str) -> int:
+        return int(tier.get(name, getattr(caps, name)))
+
     memory, disk = value("mem_storage"), value("disk_storage")
     if not memory and not disk:
         return None

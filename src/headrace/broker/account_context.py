@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from headrace.broker.consumers.consumer_context import ConsumerJetStream
 from headrace.broker.streams.atomic_batch import AtomicBatchBudget
 from headrace.broker.streams.fast_ingest import FastIngestBudget
-from headrace.storage import StreamLog
 
 
 class StreamJetStream(ConsumerJetStream, Protocol):
@@ -28,9 +27,3 @@ class StreamJetStream(ConsumerJetStream, Protocol):
 
     def usage(self, storage: str) -> tuple[int, int]:
         """Return bytes in use and bytes reserved, for one kind of storage."""
-
-    def dedup_key(self, log: StreamLog) -> bytes:
-        """Return the key under which a stream's message ids are stored."""
-
-    def schedules_key(self, log: StreamLog) -> bytes:
-        """Return the key under which a stream's schedules are stored."""

@@ -2,7 +2,7 @@
 
 Owns which accounts exist and which connections are in them. Every account has its own router, so a message published in
 one account reaches another only through an import. All routers share the list of sessions with output: one flush serves
-them all. Knows no sockets, no passwords and no files.
+them all. Knows no sockets, no passwords and no files. See ADR 70.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from headrace.broker.commit.advisories import Advisories
 from headrace.broker.commit.disk_backpressure import DiskBackpressure
 from headrace.broker.commit.event_history import EventHistory
 from headrace.broker.commit.group_commit import GroupCommit
+from headrace.broker.commit.idle_timer import IdleTimer
 from headrace.broker.commit.server_quota import ServerQuota
 from headrace.broker.commit.storage_usage import StorageUsage
 from headrace.broker.consumers import ack_handling
 from headrace.broker.consumers.ack_handling import AckDispatcher
 from headrace.broker.consumers.consumer_flush import ConsumerFlusher
-from headrace.broker.consumers.consumer_storage import ACK_STATE_KEY, decode_kept
+from headrace.broker.consumers.consumer_storage import decode_kept
 from headrace.broker.consumers.delivery_scheduler import DeliveryScheduler
-from headrace.broker.consumers.flow_control import START_BYTES
 from headrace.broker.handlers import (
     backup_send,
     consumer_handlers,
@@ -34,19 +34,18 @@ from headrace.broker.handlers import (
 from headrace.broker.handlers.api_dispatch import ApiDispatcher
 from headrace.broker.handlers.direct_get import DirectGet, MirrorDirectGet
 from headrace.broker.handlers.js_domain import DomainPrefix
+from headrace.broker.jetstream_settings import JetStreamSettings
+from headrace.broker.metadata_compaction import MetadataCompaction
 from headrace.broker.routing.router import SubjectRouter
-from headrace.broker.sourcing.source_positions import KEY as ORIGINS_KEY
 from headrace.broker.sourcing.source_positions import make_key as origins_key
 from headrace.broker.stream import Stream
-from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, AtomicBatchBudget, BatchLimits
-from headrace.broker.streams.fast_ingest import DEFAULT_LIMITS as FAST_LIMITS
-from headrace.broker.streams.fast_ingest import FastIngestBudget, FastIngestLimits
-from headrace.broker.streams.schedules import KEY as SCHEDULES_KEY
+from headrace.broker.streams.atomic_batch import AtomicBatchBudget
+from headrace.broker.streams.fast_ingest import FastIngestBudget
+from headrace.broker.streams.stream_metadata import StreamRecord, config_key, dedup_key
 from headrace.broker.timers import TimerHandle, Timers
 from headrace.clock import Clock
-from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
-from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits, Usage
+from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
 from headrace.jetstream_api.configs import StreamConfig
 from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import subjects
@@ -55,10 +54,6 @@ from headrace.storage import Store, StreamLog
 if TYPE_CHECKING:
     from headrace.broker.sourcing.replicator import Replicator
 
-_CONFIG = b"stream/"
-_DUPLICATES = b"ids/"
-_IDLE_NS = 50_000_000
-_FULL_NS = 1_000_000_000
 #: A clock that went back further than this was set on purpose; follow it.
 _CLOCK_JUMP_NS = 1_000_000_000
 
@@ -71,13 +66,6 @@ ENDPOINTS = (
 )
 
 
-class StreamRecord(msgspec.Struct):
-    """A stream's configuration as it is stored."""
-
-    created_ns: int
-    config: StreamConfig
-
-
 class AccountJetStream:
     """All streams of one account."""
 
@@ -88,60 +76,40 @@ class AccountJetStream:
         clock: Clock,
         timers: Timers,
         call_soon: Callable[[Callable[[], None]], object],
-        *,
-        server_name: str,
-        account: str = "$G",
-        domain: str = "",
-        reject_unknown_fields: bool = True,
-        pending_max: int = 64 * 1024 * 1024,
-        limits: JetStreamLimits = NO_LIMITS,
-        batch_limits: BatchLimits = DEFAULT_LIMITS,
-        fast_limits: FastIngestLimits = FAST_LIMITS,
-        flow_bytes: int = START_BYTES,
+        settings: JetStreamSettings,
         server_quota: ServerQuota | None = None,
     ) -> None:
         self.router = router
         self.store = store
         self.timers = timers
-        self.server_name = server_name
-        self.account = account
-        self.domain = domain
-        #: Whether a request with an unknown key is rejected.
-        self.reject_unknown_fields = reject_unknown_fields
-        self.pending_max = pending_max
+        self.server_name, self.account, self.domain = settings.server_name, settings.account, settings.domain
+        self.reject_unknown_fields = settings.reject_unknown_fields
+        self.pending_max = settings.pending_max
+        self.flow_bytes = settings.flow_bytes
+        self.limits = settings.limits
         self.call_soon = call_soon
-        self.group_commit = GroupCommit(store, router, call_soon, self._schedule_idle)
-        store.on_full = self._schedule_idle
-        self._idle_timer: TimerHandle | None = None
-        if store.full:
-            self._schedule_idle()
+        self.group_commit = GroupCommit(store, router, call_soon, IdleTimer(store, timers).start)
         self.disk_backpressure = DiskBackpressure(store, timers)
         self.advisories = Advisories(self)
         self.event_history = EventHistory()
-        self.batch_budget = AtomicBatchBudget(batch_limits)
-        self.fast_ingest_budget = FastIngestBudget(fast_limits)
-        self.flow_bytes = flow_bytes
+        self.batch_budget = AtomicBatchBudget(settings.batch_limits)
+        self.fast_ingest_budget = FastIngestBudget(settings.fast_ingest_limits)
         self.streams: dict[str, Stream] = {}
         #: The replicator that reads through each durable consumer (subject of the upstream API, name): one at a time.
         self.copiers: dict[tuple[bytes, str], Replicator] = {}
         self.storage_usage = StorageUsage(store, self.streams)
-        self.limits = limits
         self.server_quota = server_quota if server_quota is not None else ServerQuota()
         self.backups: set[backup_send.BackupSender] = set()
         self.restores: dict[str, restore_receiver.BackupRestore] = {}
         self.pin_leases: dict[str, TimerHandle] = {}  # name of a pin -> timer of its lease
-        self.api_total = 0
-        self.api_errors = 0
-        self._clock = clock
-        self._last_ns = 0
+        self.api_total = self.api_errors = 0
+        self._clock, self._last_ns = clock, 0
         self._direct_gets: dict[str, list[DirectGet]] = {}
+        self._api = ApiDispatcher(self, ENDPOINTS)
         self.ack_dispatcher = AckDispatcher()
         self.consumer_flusher = ConsumerFlusher(timers, self.group_commit)
         self.delivery_scheduler = DeliveryScheduler(call_soon)
-        store.metadata.register_compactor(_DUPLICATES, self._compact_dedup)
         self._recover()
-        store.metadata.register_compactor(ACK_STATE_KEY, self._compact_ack_state)
-        store.metadata.register_compactor(ORIGINS_KEY, self._compact_source_positions)
 
     def now_ns(self) -> int:
         """Return the time for a new message: never the same twice, so that a time identifies at most one message."""
@@ -160,20 +128,6 @@ class AccountJetStream:
     def clock_ns(self) -> int:
         """Return the wall-clock time."""
         return self._clock.now_ns()
-
-    # Idle work
-
-    def _schedule_idle(self) -> None:
-        if self._idle_timer is None:
-            self._idle_timer = self.timers.after(_IDLE_NS, self._on_idle)
-
-    def _on_idle(self) -> None:
-        """After an idle time, let the store write a mark for the last frame: it tells corruption from a torn write."""
-        self._idle_timer = None
-        self.store.on_idle()
-        if self.store.full:  # check again: others may have freed space
-            sometimes("a full disk is looked at again")
-            self._idle_timer = self.timers.after(_FULL_NS, self._on_idle)
 
     @property
     def is_durable(self) -> bool:
@@ -231,28 +185,31 @@ class AccountJetStream:
         stream.sourcing.configure(config)
         return stream
 
-    def update_stream(self, stream: Stream, config: StreamConfig) -> None:
-        """Apply a new, validated configuration to a stream and persist it."""
+    def iter_update_stream(self, stream: Stream, config: StreamConfig) -> Iterator[None]:
+        """Apply a new, validated configuration to a stream and persist it; lower limits take effect in slices."""
         stream.retention.enforce()  # messages that expired under the old configuration are removed
         kept_without_interest = stream.config.retention != "interest"
         stream.configure(config)
         if kept_without_interest and config.retention == "interest":
             stream.consumer_set.recheck_interest()
         self._persist_config(stream)
-        stream.retention.start()
         self._subscribe(stream)
         stream.sourcing.configure(config)
+        yield from stream.retention.iter_enforce()
 
-    def delete_stream(self, stream: Stream) -> None:
-        """Delete a stream and everything in it."""
+    def iter_delete_stream(self, stream: Stream) -> Iterator[None]:
+        """Delete a stream and everything in it.
+
+        Consumers stop in slices; what is stored goes in one frame at the end, so a crash before that keeps all of it.
+        """
         self._unsubscribe(stream)
-        stream.close()
+        yield from stream.iter_close()
         del self.streams[stream.name]
         self.storage_usage.invalidate()
         self.event_history.drop_stream(stream.name)
-        ident = stream.log.ident
-        for key in (self.config_key(ident), self.dedup_key(stream.log), origins_key(ident)):
-            self.store.metadata.delete(key)
+        ident, metadata = stream.log.ident, self.store.metadata
+        for key in (config_key(ident), dedup_key(ident), origins_key(ident)):
+            metadata.delete(key)
         self.store.delete(stream.log)
         self.group_commit.schedule()
         self.server_quota.schedule_check(self)
@@ -260,27 +217,30 @@ class AccountJetStream:
     def _persist_config(self, stream: Stream) -> None:
         if stream.config.storage != "memory":
             record = StreamRecord(stream.created_ns, stream.config)
-            self.store.metadata.put(self.config_key(stream.log.ident), msgspec.json.encode(record))
+            metadata = self.store.metadata
+            metadata.put(config_key(stream.log.ident), msgspec.json.encode(record))
         stream.mark_dirty()
 
     def _recover(self) -> None:
-        metadata = self.store.metadata
-        for log in list(self.store.logs.values()):
+        metadata, logs = self.store.metadata, self.store.logs
+        compaction = MetadataCompaction(metadata, self.streams, self.timers)
+        compaction.register_before_recovery()
+        for log in list(logs.values()):
             if metadata.get(restore_writer.unfinished_key_for(log)) is not None:  # an unfinished restore
                 restore_writer.discard(self, log)
                 continue
-            value = metadata.get(self.config_key(log.ident))
+            value = metadata.get(config_key(log.ident))
             if value is None:
                 continue
             record = decode_kept(value, StreamRecord, f"stream {log.name}")
             stream = self.streams[log.name] = Stream(self, record.config, record.created_ns, log)
             stream.consumer_set.recover()
+        compaction.register_after_recovery()
 
     def start(self) -> None:
         """Start serving; enforce limits first, so that nothing overdue is ever delivered."""
-        subscriber = ApiDispatcher(self, ENDPOINTS)
-        for pattern in subscriber.subscriptions():
-            self.router.subscribe_internal(pattern, subscriber)
+        for pattern in self._api.subscriptions():
+            self.router.subscribe_internal(pattern, self._api)
         self.router.subscribe_internal(ack_handling.PATTERN, self.ack_dispatcher)
         if self.domain:
             DomainPrefix(self.router, self.domain).subscribe()
@@ -296,6 +256,7 @@ class AccountJetStream:
 
     def close(self) -> None:
         """Stop serving and make everything durable; pending replies are sent."""
+        self._api.stop()
         for backup in list(self.backups):
             backup.close()
         for restore in self.restores.values():
@@ -319,8 +280,9 @@ class AccountJetStream:
         direct_gets: list[DirectGet] = []
         if stream.config.allow_direct:
             direct_gets.append(DirectGet(stream, stream.name_bytes))
-        if stream.config.mirror_direct and stream.config.mirror is not None:
-            direct_gets.append(MirrorDirectGet(stream, stream.config.mirror.name.encode()))
+        mirror = stream.config.mirror
+        if stream.config.mirror_direct and mirror is not None:
+            direct_gets.append(MirrorDirectGet(stream, mirror.name.encode()))
         self._direct_gets[stream.name] = direct_gets
         for subscriber in direct_gets:
             for pattern in subscriber.subscriptions:
@@ -331,39 +293,6 @@ class AccountJetStream:
         for subscriber in self._direct_gets.pop(stream.name, ()):
             for pattern in subscriber.subscriptions:
                 self.router.unsubscribe_internal(pattern, subscriber)
-
-    # Metadata
-
-    @staticmethod
-    def config_key(ident: int) -> bytes:
-        return _CONFIG + b"%d" % ident
-
-    @staticmethod
-    def dedup_key(log: StreamLog) -> bytes:
-        return _DUPLICATES + b"%d" % log.ident
-
-    @staticmethod
-    def schedules_key(log: StreamLog) -> bytes:
-        return SCHEDULES_KEY + b"%d/" % log.ident
-
-    def _by_ident(self, ident: bytes) -> Stream | None:
-        return next((s for s in self.streams.values() if s.log.ident == int(ident)), None)
-
-    def _compact_dedup(self, key: bytes) -> bytes:
-        stream = self._by_ident(key[len(_DUPLICATES) :])
-        return stream.dedup.snapshot() if stream is not None and stream.dedup is not None else b""
-
-    def _compact_ack_state(self, key: bytes) -> bytes:
-        ident, _, name = key[len(ACK_STATE_KEY) :].partition(b"/")
-        stream = self._by_ident(ident)
-        consumer = stream.consumer_set.find(name.decode()) if stream is not None else None
-        return (
-            consumer.ack_state.encode_snapshot(self.timers.clock_offset_ns) if consumer is not None else b""
-        )
-
-    def _compact_source_positions(self, key: bytes) -> bytes:
-        stream = self._by_ident(key[len(ORIGINS_KEY) :])
-        return stream.sourcing.positions.encode_snapshot() if stream is not None else b""
 
     def to_api_error(self, failure: StoreError) -> RequestError:
         """Return the API error for a publish that the store rejected."""

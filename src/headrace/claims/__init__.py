@@ -33,8 +33,9 @@ from headrace.claims.errors import (
     TooLarge,
 )
 from headrace.claims.metrics import Metrics
-from headrace.claims.producer import ClaimProducer, Published
+from headrace.claims.producer import ClaimProducer
 from headrace.claims.reference import CLAIM_HEADER, Reference
+from headrace.claims.reference_publisher import Published
 from headrace.claims.stores import FolderStore, MemoryStore, ObjectStore, ObjectStoreError, open_store
 from headrace.clock import Clock, SystemClock
 from headrace.deprecation import renamed_names

@@ -1,4 +1,4 @@
-"""Determines who still needs a message: ack floors of a stream's consumers, and floors of registered readers.
+"""Determines whether a message is still needed: ack floors of a stream's consumers, and floors of registered readers.
 
 A consumer needs a message while its filter matches and it has neither acknowledged the message nor started after it; it
 counts as having read a message only if it can have received it. Readers that never ack (Spark, replays) register a
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.claims.clock import parse_rfc3339_ns
-from headrace.claims.jetstream_client import STREAM_NOT_FOUND, JetStreamClient, RequestTimeout, StreamMessage
+from headrace.claims.jetstream_client import STREAM_NOT_FOUND, JetStreamClient, RequestTimeout
 from headrace.claims.records import MalformedRecord, OnRejected, RejectedRecord, decode_lease, log_rejected
 from headrace.claims.registry import NO_MARKER_HEADERS, STREAM
+from headrace.claims.stream_messages import StreamMessage
 from headrace.deprecation import renamed_parameter
 from headrace.errors import RequestError
 
@@ -82,7 +83,7 @@ class Floors:
         return "" if blocker and await self.is_gone(stream, seq) else blocker
 
     async def is_fully_read(self, stream: str, subject: str, seq: int, stored_ns: int) -> bool:
-        """Return whether a message, stored at `stored_ns` or later, was read and nobody needs it any more; or is gone."""
+        """Return whether a message, stored at `stored_ns` or later, was read and is no longer needed, or is gone."""
         floors = await self.get(stream) or ()
         is_needed = any(item.needs(subject, seq) for item in floors)
         if not is_needed and any(item.has_read(subject, seq, stored_ns) for item in floors):
@@ -120,7 +121,7 @@ class Floors:
             if error.err_code == STREAM_NOT_FOUND:
                 return None
             raise
-        raise RequestTimeout(f"the consumers of {stream!r} change while they are listed")
+        raise RequestTimeout(f"the consumers of {stream!r} changed while they were listed")
 
     async def _list_all_pages(self, stream: str) -> list[Floor] | None:
         """Return all pages of the consumer list, which is ordered by name; None if it changed between two pages.

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.claims.clock import SECOND_NS
-from headrace.claims.jetstream_client import JetStreamClient, StreamMessage, encode_json
+from headrace.claims.jetstream_client import JetStreamClient, encode_json
 from headrace.claims.records import decode_audit_event
 from headrace.claims.registry import ensure_stream, scan_subjects
+from headrace.claims.stream_messages import StreamMessage
 
 STREAM = "CLAIMS_AUDIT"
 EVENTS = ("created", "retrieved", "released", "deleted", "expired", "failed", "collected")

@@ -1,9 +1,6 @@
-"""Deletes claims for good: first the record, then the object, then the audit event.
+"""Deletes claims for good, for the collector and the sweeper: removes them, then counts and audits what is gone.
 
-Shared by the collector and the sweeper. Only the process that wins the compare-and-set on the record deletes the
-object: a producer that uses the claim again changes the record before it publishes, so its object stays. A process that
-dies in between leaves an object that the sweep finds. Several collectors can run at once without harm and without
-counting a deletion twice.
+`ClaimRemover` sees to it that several collectors can run at once without harm and without counting a deletion twice.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.claims.audit_trail import Audit
+from headrace.claims.claim_removal import ClaimRemover
 from headrace.claims.config import ClaimConfig
 from headrace.claims.jetstream_client import RequestTimeout
 from headrace.claims.metrics import Metrics
@@ -69,6 +67,7 @@ class ClaimDeleter:
     ) -> None:
         self._config = config
         self._objects = ClaimObjects(config, store)
+        self._remover = ClaimRemover(config, store, registry, metrics)
         self._registry = registry
         self._audit = audit
         self._metrics = metrics
@@ -79,29 +78,20 @@ class ClaimDeleter:
         """Delete claims (entry, event).
 
         Returns those that are gone now, and those that are not, because the store did not delete their objects or
-        somebody changed them meanwhile. Claims whose objects are not ours are reported and in neither list: their
+        another process changed them meanwhile. Claims whose objects are not ours are reported and in neither list: their
         records stay, and a retry would not help.
         """
         to_delete = await self._keep_own(to_delete, report)
         events = {entry.object_key: event for entry, event in to_delete}
-        entries = [entry for entry, _ in to_delete]
-        tombstones = {
-            entry.object_key: tombstone for entry, tombstone in await self._registry.remove(entries)
-        }
-        # An orphan whose time is over is deleted in any case.
-        deletable = [entry for entry in entries if entry.object_key in tombstones or not entry.revision]
-        deleted, failed = await self._delete_objects(deletable)
-        await self._restore_entries(
-            [(entry, tombstones[entry.object_key]) for entry in failed if entry.revision], now_ns
+        failures = _FailedDeletions(self._config, self._registry, self._audit, now_ns)
+        removal = await self._remover.remove(
+            [entry for entry, _ in to_delete], failures, isolate_failures=True
         )
-        removed = [entry for entry in deleted if entry.object_key in tombstones]
-        await self._audit_deleted(removed, events, now_ns)
-        collected = sum(events[entry.object_key] == "collected" for entry in removed)
-        self._count_deleted(collected, len(removed) - collected, report)
-        report.failed += len(failed)
-        if len(tombstones) < len(entries):
-            failed += [entry for entry in entries if entry.object_key not in tombstones and entry.revision]
-        return deleted, failed
+        await self._audit_deleted(removal.removed, events, now_ns)
+        collected = sum(events[entry.object_key] == "collected" for entry in removal.removed)
+        self._count_deleted(collected, len(removal.removed) - collected, report)
+        report.failed += len(removal.failed)
+        return removal.deleted, [*removal.failed, *removal.changed]
 
     async def _keep_own(
         self, to_delete: Sequence[tuple[ClaimEntry, str]], report: CollectReport
@@ -126,46 +116,30 @@ class ClaimDeleter:
                 entry.namespace, entry.claim_id, events[entry.object_key], key=entry.object_key
             )
 
-    async def _restore_entries(self, removed: Sequence[tuple[ClaimEntry, int]], now_ns: int) -> None:
-        """Restore the records of objects that still exist; if that fails, the hour in the key ends them."""
-        for entry, tombstone in removed:
-            ttl_s = metadata_ttl_s(entry, self._config.ttl.grace_period, now_ns)
-            try:
-                await self._registry.restore(entry, tombstone, ttl_s)
-            except (RequestTimeout, RequestError) as error:
-                _LOG.warning("claim %s is left to the sweep: %s", entry.claim_id, error)
-
     def _count_deleted(self, collected: int, expired: int, report: CollectReport) -> None:
         self._metrics.deleted.labels(self._config.namespace).inc(collected)
         self._metrics.expired.labels(self._config.namespace).inc(expired)
         report.collected += collected
         report.expired += expired
 
-    async def _delete_objects(
-        self, entries: Sequence[ClaimEntry]
-    ) -> tuple[list[ClaimEntry], list[ClaimEntry]]:
-        """Delete all at once; if the store refuses, one by one, to learn which ones fail."""
-        if not entries:
-            return [], []
-        try:
-            await self._objects.delete(entries)
-            return list(entries), []
-        except ObjectStoreError:
-            return await self._delete_one_by_one(entries)
 
-    async def _delete_one_by_one(
-        self, entries: Sequence[ClaimEntry]
-    ) -> tuple[list[ClaimEntry], list[ClaimEntry]]:
-        deleted: list[ClaimEntry] = []
-        failed: list[ClaimEntry] = []
-        for entry in entries:
-            try:
-                await self._objects.delete([entry])
-                deleted.append(entry)
-            except ObjectStoreError as error:
-                failed.append(entry)
-                self._metrics.delete_failures.labels(entry.namespace).inc()
-                await self._audit.record(
-                    entry.namespace, entry.claim_id, "failed", step="delete", error=str(error)[:200]
-                )
-        return deleted, failed
+@dataclass(frozen=True, slots=True)
+class _FailedDeletions:
+    """Audits failed deletions of one pass; if a record cannot be restored, the hour in the key ends the claim."""
+
+    config: ClaimConfig
+    registry: Registry
+    audit: Audit
+    now_ns: int
+
+    async def on_delete_failed(self, entry: ClaimEntry, error: ObjectStoreError) -> None:
+        await self.audit.record(
+            entry.namespace, entry.claim_id, "failed", step="delete", error=str(error)[:200]
+        )
+
+    async def restore_record(self, entry: ClaimEntry, tombstone: int) -> None:
+        ttl_s = metadata_ttl_s(entry, self.config.ttl.grace_period, self.now_ns)
+        try:
+            await self.registry.restore(entry, tombstone, ttl_s)
+        except (RequestTimeout, RequestError) as error:
+            _LOG.warning("claim %s will be removed by the next sweep: %s", entry.claim_id, error)

@@ -111,7 +111,7 @@ class Collector:
                     next_sweep = loop.time() + sweep_every_s
                 await self.collect_due(poll_s)
             except (RequestTimeout, RequestError, ObjectStoreError, NatsError, OSError) as error:
-                _LOG.warning("collecting %s: %s", self._config.namespace, error)
+                _LOG.warning("collecting claims of %s failed, retrying: %s", self._config.namespace, error)
                 await asyncio.sleep(min(poll_s, 1.0))
 
     async def _pull(self, expires_s: float) -> list[Msg]:
@@ -121,8 +121,8 @@ class Collector:
             if error.err_code != CONSUMER_NOT_FOUND:
                 raise
         except RequestTimeout:
-            _LOG.info("the consumer %s is gone; made anew", self._consumer_name)
-        await self.ensure()  # somebody deleted it meanwhile
+            _LOG.info("consumer %s does not respond; creating it again", self._consumer_name)
+        await self.ensure()  # it was deleted meanwhile
         return await self._jetstream.pull(STREAM, self._consumer_name, _BATCH, expires_s)
 
     async def _process_markers(self, messages: Sequence[Msg], report: CollectReport) -> None:
@@ -148,7 +148,7 @@ class Collector:
         for claim_id, message in markers.items():
             if not is_claim_id(claim_id):
                 seq = message.metadata.sequence.stream
-                reason = f"{message.subject}: {claim_id!r} is no id of a claim"
+                reason = f"{message.subject}: {claim_id!r} is not a claim id"
                 await self._registry.on_rejected(RejectedRecord("due", message.subject, seq, reason))
 
     async def _decide(
@@ -165,7 +165,9 @@ class Collector:
             try:
                 decision = await decide(entry, self._config, now_ns, floors)
             except (RequestTimeout, RequestError) as error:
-                _LOG.warning("nobody says whether claim %s is needed, later again: %s", entry.claim_id, error)
+                _LOG.warning(
+                    "cannot determine whether claim %s is still needed, will retry: %s", entry.claim_id, error
+                )
                 unknown.append(entry)
                 continue
             if decision.event:

@@ -66,14 +66,14 @@ class CollectorService:
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.5,
                     error_cb=self._on_error,
-                    name="collector of claims",
+                    name="claims collector",
                     **self._options,
                 )
             except Exception as error:
-                await self._warn_and_wait("no connection", error)
+                await self._warn_and_wait("cannot connect", error)
 
     async def _collect_forever(self, connection: Connection, config: ClaimConfig) -> None:
-        """Collect, whatever fails."""
+        """Collect; retry after any failure."""
         while True:
             try:
                 async with Claims(connection, config, metrics=self.metrics) as claims:
@@ -84,7 +84,7 @@ class CollectorService:
                 await self._warn_and_wait(config.namespace, error)
 
     async def _warn_and_wait(self, about: str, error: Exception) -> None:
-        self._warn(f"Collecting claims, {about}: {error or type(error).__name__}; trying again")
+        self._warn(f"Claims collector ({about}): {error or type(error).__name__}; retrying")
         await asyncio.sleep(self._retry_s)
         self._retry_s = min(self._retry_s * 2, _RETRY_S_MAX)
 

@@ -55,7 +55,7 @@ class Decompressor:
         for chunk in self._decode(data):
             self._remaining -= len(chunk)
             if self._remaining < 0:
-                raise TooLarge(f"{self._name} data holds more than its reference says")
+                raise TooLarge(f"{self._name} data is larger than its reference states")
             if chunk:
                 yield chunk
 

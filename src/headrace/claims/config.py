@@ -26,8 +26,8 @@ class Ttl:
     """How long a claim lives, in seconds.
 
     `max_age` ends every claim; `delete_after_read` decides whether reading leads to deletion, `retention_after_read`
-    when (0 = at the confirmed ack). A claim that nobody released is never collected while younger than `grace_period`,
-    and one that somebody still needs at `max_age` gets that much more time.
+    when (0 = at the confirmed ack). A claim that was not released is never collected while younger than `grace_period`,
+    and one that is still needed at `max_age` gets that much more time.
     """
 
     max_age: int = _DAY_S
@@ -74,7 +74,7 @@ class ClaimConfig:
 
     @property
     def end_grace_s(self) -> int:
-        """How long after its expiry a claim that somebody needs is kept.
+        """How long a claim that is still needed is kept after its expiry.
 
         The expiry is by the producer's clock, and consumers allow for clock skew: until then the claim must exist.
         """
@@ -97,7 +97,7 @@ class ClaimConfig:
 def preset(name: str, namespace: str, **settings: Any) -> ClaimConfig:
     """Return a configuration with the `ttl` of a preset: aggressive, conservative or redelivery."""
     if name not in PRESETS:
-        raise ConfigError("claim_check.preset", f"{name!r} is none of {', '.join(PRESETS)}")
+        raise ConfigError("claim_check.preset", f"{name!r} is not one of {', '.join(PRESETS)}")
     return ClaimConfig(namespace, ttl=PRESETS[name], **settings)
 
 
@@ -106,26 +106,26 @@ def _checks(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
     yield (
         "namespace",
         bool(_NAMESPACE.fullmatch(config.namespace)),
-        f"{config.namespace!r} is no name: up to 64 letters, digits, - and _, a letter or digit first",
+        f"{config.namespace!r} is not a valid name: use up to 64 letters, digits, - and _, starting with a letter or digit",
     )
     yield f"{top}.threshold", config.threshold >= 0, f"{config.threshold} is negative"
-    yield f"{top}.bucket", bool(config.bucket), "a bucket needs a name"
+    yield f"{top}.bucket", bool(config.bucket), "a bucket name is required"
     yield (
         f"{top}.backend",
         config.backend in BACKENDS,
-        f"{config.backend!r} is none of {', '.join(BACKENDS)}",
+        f"{config.backend!r} is not one of {', '.join(BACKENDS)}",
     )
     yield (
         f"{top}.compression",
         config.compression in COMPRESSIONS,
-        f"{config.compression!r} is none of {', '.join(COMPRESSIONS)}",
+        f"{config.compression!r} is not one of {', '.join(COMPRESSIONS)}",
     )
-    yield f"{top}.max_size", config.max_size > 0, f"{config.max_size} allows no claim at all"
+    yield f"{top}.max_size", config.max_size > 0, f"{config.max_size} is not positive"
     yield f"{top}.clock_skew", config.clock_skew >= 0, f"{config.clock_skew} is negative"
     yield (
         f"{top}.required",
         config.enabled or not config.required,
-        "a claim check that is required cannot be disabled: set enabled: true",
+        "cannot be false while claim_check.required is true: set enabled: true",
     )
     yield f"{top}.ttl.max_age", ttl.max_age >= 1, f"{ttl.max_age} is less than a second"
     yield (
@@ -158,7 +158,7 @@ def from_mapping(document: Mapping[str, Any]) -> ClaimConfig:
 def _parse_ttl(check: Mapping[str, Any]) -> Ttl:
     name = check.get("preset")
     if name is not None and name not in PRESETS:
-        raise ConfigError("claim_check.preset", f"{name!r} is none of {', '.join(PRESETS)}")
+        raise ConfigError("claim_check.preset", f"{name!r} is not one of {', '.join(PRESETS)}")
     given = _check_type("claim_check.ttl", check.get("ttl", {}), dict)
     _check_known_keys(given, {item.name for item in fields(Ttl)}, "claim_check.ttl.")
     values = {
@@ -185,7 +185,7 @@ def _check_type(path: str, value: Any, kind: type) -> Any:
 def _check_known_keys(given: Mapping[str, Any], allowed: set[str], prefix: str) -> None:
     for key in given:
         if key not in allowed:
-            raise ConfigError(f"{prefix}{key}", f"no such key; there are {', '.join(sorted(allowed))}")
+            raise ConfigError(f"{prefix}{key}", f"unknown key; known keys are {', '.join(sorted(allowed))}")
 
 
 def load_all(path: str | Path) -> list[ClaimConfig]:
@@ -197,7 +197,7 @@ def load_all(path: str | Path) -> list[ClaimConfig]:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(str(path), f"cannot be read: {error}") from error
     if not documents:
-        raise ConfigError(str(path), "holds no configuration")
+        raise ConfigError(str(path), "contains no configuration")
     return [from_mapping(_check_type(str(path), document, dict)) for document in documents]
 
 
@@ -205,7 +205,6 @@ def load(path: str | Path, namespace: str = "") -> ClaimConfig:
     """Load the configuration of a namespace from a YAML file; without a name, the only one in it."""
     found = [config for config in load_all(path) if namespace in ("", config.namespace)]
     if len(found) != 1:
-        raise ConfigError(
-            "namespace", f"{path} has {len(found)} configurations for {namespace or 'it'!r}; name one"
-        )
+        hint = f" of namespace {namespace!r}, not one" if namespace else "; choose a namespace"
+        raise ConfigError("namespace", f"{path} has {len(found)} configurations{hint}")
     return found[0]

@@ -46,10 +46,12 @@ async def lint(
 def _lint_config(config: ClaimConfig) -> Iterable[Finding]:
     if config.store.get("sync") is False:
         yield Finding(
-            "warning", "claim_check.store.sync", "objects may be lost in a power cut after their publish"
+            "warning",
+            "claim_check.store.sync",
+            "objects may be lost in a power failure although their references were published",
         )
     if not config.enabled:
-        yield Finding("warning", "claim_check.enabled", "large payloads are refused")
+        yield Finding("warning", "claim_check.enabled", "large payloads are rejected")
 
 
 async def _lint_published(jetstream: JetStreamClient, config: ClaimConfig) -> list[Finding]:
@@ -57,7 +59,7 @@ async def _lint_published(jetstream: JetStreamClient, config: ClaimConfig) -> li
     try:
         published = await published_config.get_published(jetstream, config.namespace)
     except MalformedRecord as error:
-        return [Finding("error", about, f"its published configuration cannot be read: {error}")]
+        return [Finding("error", about, f"the published configuration cannot be read: {error}")]
     if published is None:
         return []
     errors, warnings = published_config.compare_configs(published, config.to_published())
@@ -70,13 +72,15 @@ async def _lint_store(config: ClaimConfig, store: ObjectStore) -> list[Finding]:
     about = f"bucket {config.bucket}"
     try:
         if not await store.bucket_exists():
-            return [Finding("error", about, "it does not exist; a producer that starts creates it")]
+            return [
+                Finding("error", about, "it does not exist; the next producer that starts will create it")
+            ]
         if store.lifecycle is None:
-            text = "it has no expiry rule of its own: run headrace claims collect --watch, or serve with --claims"
+            text = "it has no lifecycle rules: run headrace claims collect --watch, or headrace serve with --claims"
             return [Finding("warning", about, text)]
         if await lifecycles.has_required_rules(store.lifecycle, config.namespace, config.lifecycle_days):
             return []
-        text = f"its lifecycle rule for {config.namespace}/ is missing or not {config.lifecycle_days} days"
+        text = f"the lifecycle rule for {config.namespace}/ is missing or not {config.lifecycle_days} days"
         return [Finding("error", about, text)]
     except ObjectStoreError as error:
         return [Finding("error", about, f"it cannot be reached: {error}")]
@@ -102,8 +106,8 @@ def _lint_message_age(info: dict[str, Any], config: ClaimConfig) -> Iterable[str
     if info.get("allow_msg_ttl") or 0 < limit_s <= config.ttl.max_age:
         return
     yield (
-        f"its messages outlive their claims by far (max_age {limit_s:g} s, claims {config.ttl.max_age} s): a replay "
-        "finds nothing. Set allow_msg_ttl, and message and claim end together"
+        f"messages outlive their claims (max_age of messages {limit_s:g} s, of claims {config.ttl.max_age} s), so a "
+        "replay finds no payloads. Set allow_msg_ttl, so that messages expire together with their claims"
     )
 
 

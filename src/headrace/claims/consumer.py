@@ -7,20 +7,19 @@ stream needs it. A failed release or deletion never fails the message.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace.claims import reference as references
-from headrace.claims.ack_floors import Floors
 from headrace.claims.audit_trail import Audit
+from headrace.claims.claim_release import ClaimReleaser, get_consumer_name
 from headrace.claims.compression import Chunk, Decompressor
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import (
@@ -32,13 +31,10 @@ from headrace.claims.errors import (
     Forbidden,
     StoreUnavailable,
 )
-from headrace.claims.gc_policy import RECHECK_S
 from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
 from headrace.claims.metrics import Metrics
-from headrace.claims.object_deletion import ClaimObjects
-from headrace.claims.records import ClaimEntry
 from headrace.claims.reference import Reference
-from headrace.claims.registry import Registry, metadata_ttl_s
+from headrace.claims.registry import Registry
 from headrace.claims.stores import ObjectMissing, ObjectStore, ObjectStoreError
 from headrace.claims.streaming_upload import prefetch, run_in_thread_if_large
 from headrace.clock import Clock
@@ -46,9 +42,6 @@ from headrace.deprecation import renamed_names
 from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
-_ATTEMPTS = 3
-
-
 _RETRY_S = 5.0
 #: Original subject of a dead letter.
 _FIRST_SUBJECT = "Claim-Subject"
@@ -83,11 +76,11 @@ class ClaimConsumer:
         self._jetstream = jetstream
         self._config = config
         self._store = store
-        self._objects = ClaimObjects(config, store)
         self._registry = registry
         self._audit = audit
         self._metrics = metrics
         self._clock = clock
+        self._releaser = ClaimReleaser(jetstream, config, store, registry, audit, metrics, clock)
         #: Streams whose messages may have subjects other than those they were published to.
         self._copying: set[str] = set()
 
@@ -129,7 +122,7 @@ class ClaimConsumer:
         namespace = self._config.namespace
         self._metrics.retrieved.labels(namespace).inc()
         self._metrics.retrieval_duration.labels(namespace).observe(time.perf_counter() - started)
-        await self._audit.record(namespace, reference.claim_id, "retrieved", by=_get_consumer_name(message))
+        await self._audit.record(namespace, reference.claim_id, "retrieved", by=get_consumer_name(message))
 
     async def _check_subject(self, reference: Reference, message: Msg) -> None:
         """Reject a reference on a subject that it was not published to, unless the message is known to be a copy.
@@ -150,7 +143,7 @@ class ClaimConsumer:
         except (RequestTimeout, RequestError) as error:
             raise StoreUnavailable(f"claim {reference.claim_id}: {error}", reference.claim_id) from error
         raise Forbidden(
-            f"claim {reference.claim_id} was not published to {message.subject!r}: its key is "
+            f"claim {reference.claim_id} does not belong to subject {message.subject!r}: its object key is "
             f"{reference.object_key}",
             reference.claim_id,
         )
@@ -182,10 +175,10 @@ class ClaimConsumer:
             return False
         if references.is_claim(message.headers) and self._config.ttl.delete_after_read:
             try:
-                await self._release(references.decode(message.data), message)
+                await self._releaser.release(references.decode(message.data), message)
             except (RequestTimeout, RequestError, ObjectStoreError, Corrupt) as error:
                 self._metrics.errors.labels(self._config.namespace, "release").inc()
-                _LOG.warning("a claim could not be released, the collector will find it: %s", error)
+                _LOG.warning("a claim could not be released, the collector will release it: %s", error)
         return True
 
     async def handle(self, message: Msg, handler: Callable[[Received], Awaitable[Any]]) -> bool:
@@ -215,7 +208,7 @@ class ClaimConsumer:
             error.claim_id or "unknown",
             "failed",
             reason=error.reason,
-            by=_get_consumer_name(message),
+            by=get_consumer_name(message),
         )
 
     async def _dead_letter(self, message: Msg, error: ClaimFailure) -> None:
@@ -234,90 +227,6 @@ class ClaimConsumer:
                 await message.nak(delay=_RETRY_S)
                 return
         await message.term()
-
-    async def _release(self, reference: Reference, message: Msg) -> None:
-        metadata = message.metadata
-        retention_s = self._config.ttl.retention_after_read
-        for _ in range(_ATTEMPTS):
-            floors = Floors(self._jetstream, self._registry.on_rejected)
-            lookup = self._registry.find(self._config.namespace, reference.claim_id)
-            # The floors are read only now, after the ack, and concurrently with the record.
-            entry = (
-                await lookup
-                if retention_s
-                else (await asyncio.gather(lookup, floors.get(metadata.stream)))[0]
-            )
-            if entry is None or entry.object_key != reference.object_key or entry.shared:
-                return  # gone already, by its age or somebody else's ack; or only its age ends it
-            if not self._objects.is_own(entry) or not _may_release(entry, message):
-                return  # only its age ends it
-            entry = entry.with_place(metadata.stream, metadata.sequence.stream, message.subject)
-            if entry.state == "pending" and not await self._is_primary_stream(metadata.stream, entry.subject):
-                if await self._registry.compare_and_set(entry, self._metadata_ttl_s(entry)):
-                    return
-                continue
-            if not retention_s and await self._delete_now(entry, metadata.stream, metadata.consumer, floors):
-                return
-            if await self._mark_released(entry, retention_s or RECHECK_S):
-                await self._audit.record(
-                    entry.namespace, entry.claim_id, "released", by=_get_consumer_name(message)
-                )
-                return
-
-    async def _is_primary_stream(self, stream: str, subject: str) -> bool:
-        """Return whether messages are published to this stream, so that it is not a copy.
-
-        If a producer's update was lost, the position of its message is unknown, and a copy may be read while readers of
-        the original still need the claim: such a claim is released by them, or ends by its age.
-        """
-        found = await self._jetstream.api_request("STREAM.NAMES", {"subject": subject})
-        return stream in (found.get("streams") or ())
-
-    async def _mark_released(self, entry: ClaimEntry, timer_s: float) -> bool:
-        """Record that the claim was read, and when to check again; return False if the record changed meanwhile."""
-        released = replace(entry, state="released", released_ns=self._clock.now_ns())
-        return await self._registry.release(released, self._metadata_ttl_s(entry), timer_s)
-
-    async def _delete_now(self, entry: ClaimEntry, read_from: str, consumer: str, floors: Floors) -> bool:
-        """Delete as the last reader, with retention 0.
-
-        Returns False if it was not the last, or the record changed meanwhile.
-        """
-        for stream, (seq, subject) in entry.places.items():
-            # A consumer of another stream may have the same name.
-            if await floors.find_blocking_consumer(
-                stream, subject, seq, excluding=consumer if stream == read_from else ""
-            ):
-                return False
-        removed = await self._registry.remove([entry])
-        if not removed:
-            return False
-        try:
-            await self._objects.delete([entry])
-        except ObjectStoreError as error:
-            await self._restore_after_failed_delete(*removed[0], error)
-            return True
-        self._metrics.deleted.labels(entry.namespace).inc()
-        age_s = (self._clock.now_ns() - entry.created_ns) / 1e9
-        self._metrics.lifetime.labels(entry.namespace).observe(max(age_s, 0))
-        await self._audit.record(entry.namespace, entry.claim_id, "released", by=consumer)
-        await self._audit.record(entry.namespace, entry.claim_id, "deleted", by=consumer)
-        await self._registry.cancel_timers([entry])
-        return True
-
-    async def _restore_after_failed_delete(
-        self, entry: ClaimEntry, tombstone: int, error: ObjectStoreError
-    ) -> None:
-        """Restore the record after the store failed to delete the object: the collector tries again."""
-        self._metrics.delete_failures.labels(entry.namespace).inc()
-        _LOG.warning("claim %s could not be deleted, the collector tries again: %s", entry.claim_id, error)
-        await self._audit.record(entry.namespace, entry.claim_id, "failed", step="delete", error=str(error))
-        released = replace(entry, state="released", released_ns=self._clock.now_ns())
-        if await self._registry.restore(released, tombstone, self._metadata_ttl_s(entry)):
-            await self._registry.set_timer(released, RECHECK_S)
-
-    def _metadata_ttl_s(self, entry: ClaimEntry) -> float:
-        return metadata_ttl_s(entry, self._config.ttl.grace_period, self._clock.now_ns())
 
 
 async def fetch(store: ObjectStore, reference: Reference) -> AsyncIterator[Chunk]:
@@ -338,7 +247,7 @@ async def _map_store_errors(stored: AsyncIterator[Chunk], claim_id: str) -> Asyn
         async for chunk in stored:
             yield chunk
     except ObjectStoreError as error:
-        raise StoreUnavailable(f"claim {claim_id} broke off: {error}", claim_id) from error
+        raise StoreUnavailable(f"reading claim {claim_id} failed: {error}", claim_id) from error
 
 
 async def _verify(reference: Reference, stored: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
@@ -363,33 +272,13 @@ async def _verify(reference: Reference, stored: AsyncIterator[Chunk]) -> AsyncIt
     checksum = stored_hash.hexdigest() if is_uncompressed else original_hash.hexdigest()
     if stored_hash.hexdigest() != reference.stored_checksum or stored_size != reference.stored_size:
         raise ChecksumMismatch(
-            f"claim {claim_id}: {stored_size} bytes are in the store that are not the {reference.stored_size} stored",
+            f"claim {claim_id}: the object ({stored_size} bytes) is not what was stored ({reference.stored_size} bytes)",
             claim_id,
         )
     if checksum != reference.checksum or size != reference.original_size:
-        raise ChecksumMismatch(f"claim {claim_id} has {size} bytes that are not those published", claim_id)
-
-
-def _may_release(entry: ClaimEntry, message: Msg) -> bool:
-    """Return whether the ack of this message means that the claim was read.
-
-    A different message of a stream that is known to carry the claim is a copy that somebody published: readers of the
-    first one may still need the claim. While the position of the first one is unknown, only a message on the claim's
-    own subject may be it.
-    """
-    place = message.metadata
-    known = entry.places.get(place.stream)
-    if known is not None:
-        return known[0] == place.sequence.stream
-    return bool(entry.places) or message.subject == entry.subject
-
-
-def _get_consumer_name(message: Msg) -> str:
-    try:
-        metadata = message.metadata
-    except NatsError:
-        return ""
-    return f"{metadata.stream}/{metadata.consumer}"
+        raise ChecksumMismatch(
+            f"claim {claim_id}: the payload ({size} bytes) is not what was published", claim_id
+        )
 
 
 if not TYPE_CHECKING:

@@ -47,7 +47,7 @@ class Expired(ClaimFailure):
 
 
 class ClaimNotFound(ClaimFailure):
-    """The object is not in the store: expired, collected, or removed by somebody else."""
+    """The object is not in the store: expired, collected, or removed by another program."""
 
     reason = "not-found"
 

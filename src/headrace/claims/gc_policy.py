@@ -1,7 +1,7 @@
 """Decides when a claim may be deleted, from its record, the time and the floors. No other module decides that.
 
 A claim is kept until every consumer concerned has acknowledged its message, or the message has left its streams, plus
-the retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case (not
+the retention; at `max_age` it ends unless it is still needed, and at `max_age` + `grace_period` in any case (not
 before clocks that differ by `clock_skew` agree). A claim that several messages may reference is kept until then. The
 time of release is the server's, or the reader's if that is later: the retention runs on the server's clock.
 """
@@ -30,6 +30,7 @@ class GcDecision:
 
 
 async def decide(entry: ClaimEntry, config: ClaimConfig, now_ns: int, floors: Floors) -> GcDecision:
+    """Decide whether a claim may be deleted now; if not, say when to check again and why."""
     ttl = config.ttl
     end_ns = entry.expires_ns + config.end_grace_s * SECOND_NS
     if now_ns >= end_ns:
@@ -41,7 +42,7 @@ async def decide(entry: ClaimEntry, config: ClaimConfig, now_ns: int, floors: Fl
             return _defer(retained_until_ns - now_ns, "retention_after_read")
         blocker = await _find_blocker(entry, floors)
         if not blocker:
-            return GcDecision("collected", reason="everybody has read it")
+            return GcDecision("collected", reason="all consumers have read it")
         # Check less and less often: a consumer that lags releases the claim itself if it uses this package.
         pause_ns = max(round(RECHECK_S * SECOND_NS), now_ns - released_ns)
         limit_ns = entry.expires_ns if now_ns < entry.expires_ns else end_ns

@@ -1,18 +1,15 @@
 """JetStream client for claims, on a nats-py connection: requests, pipelined publishes, batches of messages.
 
 nats-py's own calls wait for each reply and have no batched gets, which is too slow for a collector that handles
-thousands of claims a second. Only public parts of nats-py are used. It knows subjects and JSON, but nothing of claims.
+thousands of claims a second. Only public parts of nats-py are used. It knows subjects and JSON, but nothing of claims;
+`RequestMux` sends its requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +17,9 @@ from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from headrace.claims.clock import SECOND_NS, parse_rfc3339_ns
+from headrace.claims.clock import parse_rfc3339_ns
+from headrace.claims.request_mux import RequestMux
+from headrace.claims.stream_messages import StreamMessage, get_status, is_readable, parse_direct, parse_stored
 from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
@@ -30,7 +29,11 @@ _CONFLICT = "409"
 _END_STATUSES = ("204", "404")
 _MULTI_LAST_MAX = 500
 _NO_RESPONDERS_RESPONSE = {
-    "error": {"code": 503, "err_code": 0, "description": "no stream takes it, or JetStream is off"}
+    "error": {
+        "code": 503,
+        "err_code": 0,
+        "description": "no stream has this subject, or JetStream is disabled",
+    }
 }
 STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
@@ -47,7 +50,7 @@ class NoStreamResponse(RequestError):
     """No stream has this subject: certainly nothing was stored."""
 
     def __init__(self, subject: str) -> None:
-        super().__init__(503, 0, f"no stream takes {subject!r}, or JetStream is off")
+        super().__init__(503, 0, f"no stream has subject {subject!r}, or JetStream is disabled")
 
 
 class ConsumerUnavailable(RequestError):
@@ -55,26 +58,8 @@ class ConsumerUnavailable(RequestError):
 
     def __init__(self, stream: str, consumer: str) -> None:
         super().__init__(
-            404, CONSUMER_NOT_FOUND, f"consumer {consumer!r} of {stream!r} is gone or was changed"
+            404, CONSUMER_NOT_FOUND, f"consumer {consumer!r} of {stream!r} was deleted or changed"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StreamMessage:
-    """A message as stored in a stream."""
-
-    subject: str
-    seq: int
-    headers: Mapping[str, str]
-    data: bytes
-    time: datetime | None = None
-
-    @property
-    def time_ns(self) -> int:
-        """When it was stored."""
-        if self.time is not None:
-            return round(self.time.timestamp() * SECOND_NS)
-        return parse_rfc3339_ns(self.headers["Nats-Time-Stamp"])
 
 
 class JetStreamClient:
@@ -84,15 +69,10 @@ class JetStreamClient:
         self.connection = connection
         self.timeout_s = timeout_s
         self._prefix = prefix
-        self._reply_prefix = connection.new_inbox()
-        self._reply_ids = itertools.count(1)
-        self._reply_handlers: dict[str, Callable[[Msg], None]] = {}
-        self._subscription: Any = None
+        self._mux = RequestMux(connection)
 
     async def close(self) -> None:
-        if self._subscription is not None and not self.connection.is_closed:
-            await self._subscription.unsubscribe()
-            self._subscription = None
+        await self._mux.close()
 
     async def api_request(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send an API request and return the response; raise `RequestError` if it is an error."""
@@ -120,38 +100,9 @@ class JetStreamClient:
         self, messages: Iterable[tuple[str, bytes, dict[str, str]]]
     ) -> list[dict[str, Any] | None]:
         """Store many messages; return a response for each, None if there was none. Errors are in the responses."""
-        batch = list(messages)
-        responses: list[dict[str, Any] | None] = [None] * len(batch)
-        remaining = len(batch)
-        finished = asyncio.Event()
-        prefix = await self._subscribe_replies()
-
-        def on_reply(message: Msg) -> None:
-            nonlocal remaining
-            del self._reply_handlers[message.subject]
-            responses[positions.pop(message.subject)] = (
-                decode_json(message.data) if message.data else _NO_RESPONDERS_RESPONSE
-            )
-            remaining -= 1
-            if remaining == 0:
-                finished.set()
-
-        positions: dict[str, int] = {}
-        publish = self.connection.publish
-        try:
-            for number, (subject, data, headers) in enumerate(batch):
-                reply = f"{prefix}{next(self._reply_ids)}"
-                self._reply_handlers[reply] = on_reply
-                positions[reply] = number
-                await publish(subject, data, reply=reply, headers=headers or None)
-            if remaining:
-                await asyncio.wait_for(finished.wait(), self.timeout_s)
-        except (TimeoutError, NatsError):
-            pass  # those without a response are None
-        finally:
-            for reply in positions:
-                self._reply_handlers.pop(reply, None)
-        return responses
+        await self._mux.open()
+        replies = await self._mux.request_all(messages, self.timeout_s)
+        return [_decode_ack(reply) if reply is not None else None for reply in replies]
 
     async def get_last(self, stream: str, subject: str) -> StreamMessage | None:
         """Return the newest message of a subject from the stream's leader; None if there is none."""
@@ -161,7 +112,7 @@ class JetStreamClient:
             if error.err_code == MESSAGE_NOT_FOUND:
                 return None
             raise
-        return _parse_stored(response["message"])
+        return parse_stored(response["message"])
 
     async def get_last_per_subject(self, stream: str, subjects: Sequence[str]) -> dict[str, StreamMessage]:
         """Return the newest message of each subject, by subject; subjects without one are omitted.
@@ -202,7 +153,7 @@ class JetStreamClient:
             response = await self._ask_leader(f"STREAM.INFO.{stream}", wanted)
             page, total = set(response["state"].get("subjects") or ()), response.get("total", 0)
             if subjects and (subjects.isdisjoint(page) or subjects >= page):
-                raise RequestTimeout(f"the subjects of {stream!r} change while they are listed")
+                raise RequestTimeout(f"the subjects of {stream!r} changed while they were listed")
             subjects |= page
         found = await self.get_last_per_subject(stream, sorted(subjects))
         return sorted(found.values(), key=lambda message: message.seq)
@@ -248,7 +199,7 @@ class JetStreamClient:
             if error.err_code == MESSAGE_NOT_FOUND:
                 return None
             raise
-        return _parse_stored(response["message"])
+        return parse_stored(response["message"])
 
     async def get_message(self, stream: str, seq: int) -> dict[str, Any] | None:
         """Return a message of any stream by its sequence; None if it, or the stream, is gone."""
@@ -276,7 +227,7 @@ class JetStreamClient:
 
         async def on_reply(message: Msg) -> None:
             nonlocal end_status
-            if status := _get_status(message):
+            if status := get_status(message):
                 end_status = status
                 finished.set()
                 return
@@ -293,10 +244,10 @@ class JetStreamClient:
             await asyncio.wait_for(finished.wait(), self.timeout_s + expires_s)
         except TimeoutError:
             if not received:
-                raise RequestTimeout(f"consumer {consumer!r} of {stream!r} did not answer") from None
+                raise RequestTimeout(f"consumer {consumer!r} of {stream!r} did not reply") from None
         except NatsError as error:
             raise RequestTimeout(
-                f"consumer {consumer!r} of {stream!r} could not be asked: {error}"
+                f"consumer {consumer!r} of {stream!r} could not be reached: {error}"
             ) from error
         finally:
             if subscription is not None and not self.connection.is_closed:
@@ -313,70 +264,26 @@ class JetStreamClient:
         self, subject: str, body: bytes
     ) -> tuple[list[StreamMessage], Mapping[str, str]]:
         """Return the replies to a batched get, and the headers of the message that ended them."""
-        received: list[StreamMessage] = []
-        finished: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-
-        def on_reply(message: Msg) -> None:
-            if not _get_status(message):
-                received.extend([_parse_message(message)] if _is_readable(message) else ())
-            elif not finished.done():
-                finished.set_result(message)
-
-        reply = await self._new_reply_subject(on_reply)
+        await self._mux.open()
         try:
-            await self.connection.publish(subject, body, reply=reply)
-            end = await asyncio.wait_for(finished, self.timeout_s)
+            replies, end = await self._mux.request_until(subject, body, get_status, self.timeout_s)
         except (TimeoutError, NatsError) as error:
-            raise RequestTimeout(f"no end of the answers to {subject!r}") from error
-        finally:
-            self._reply_handlers.pop(reply, None)
-        return received, _parse_end(end, subject)
+            raise RequestTimeout(f"incomplete replies to {subject!r}") from error
+        return [parse_direct(reply) for reply in replies if is_readable(reply)], _parse_end(end, subject)
 
     async def _request(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Msg:
-        reply_future = await self._send_request(subject, data, headers)
+        await self._mux.open()
         try:
-            message = await asyncio.wait_for(reply_future, self.timeout_s)
-        except TimeoutError as error:
-            raise RequestTimeout(f"no answer on {subject!r} within {self.timeout_s:g} s") from error
-        if _get_status(message) == _NO_RESPONDERS:
-            raise NoStreamResponse(subject)
-        return message
-
-    async def _send_request(
-        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
-    ) -> asyncio.Future[Msg]:
-        reply_future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-
-        def on_reply(message: Msg) -> None:
-            del self._reply_handlers[reply]
-            if not reply_future.done():
-                reply_future.set_result(message)
-
-        reply = await self._new_reply_subject(on_reply)
-        reply_future.add_done_callback(lambda _: self._reply_handlers.pop(reply, None))
-        try:
-            await self.connection.publish(
-                subject, data, reply=reply, headers=dict(headers) if headers else None
-            )
+            reply = await self._mux.request(subject, data, headers)
         except NatsError as error:
             raise RequestTimeout(f"{subject!r} could not be sent: {error}") from error
-        return reply_future
-
-    async def _new_reply_subject(self, on_reply: Callable[[Msg], None]) -> str:
-        reply = f"{await self._subscribe_replies()}{next(self._reply_ids)}"
-        self._reply_handlers[reply] = on_reply
-        return reply
-
-    async def _subscribe_replies(self) -> str:
-        """Subscribe to replies once; return the prefix of reply subjects."""
-        if self._subscription is None:
-            self._subscription = await self.connection.subscribe(f"{self._reply_prefix}.*", cb=self._on_reply)
-        return f"{self._reply_prefix}."
-
-    async def _on_reply(self, message: Msg) -> None:
-        handler = self._reply_handlers.get(message.subject)
-        if handler is not None:
-            handler(message)
+        try:
+            message = await asyncio.wait_for(reply, self.timeout_s)
+        except TimeoutError as error:
+            raise RequestTimeout(f"no reply on {subject!r} within {self.timeout_s:g} s") from error
+        if get_status(message) == _NO_RESPONDERS:
+            raise NoStreamResponse(subject)
+        return message
 
 
 def encode_json(document: Any) -> bytes:
@@ -401,48 +308,16 @@ def raise_on_error(response: dict[str, Any]) -> dict[str, Any]:
     return response
 
 
-def _get_status(message: Msg) -> str:
-    """Return the status of a reply; "" if it is a message of a stream.
-
-    A publisher may give its messages a header `Status`. Messages of a consumer have a reply subject for their acks, and
-    those of a direct get the sequence that the server adds; statuses have neither.
-    """
-    headers = message.headers or {}
-    return "" if message.reply or "Nats-Sequence" in headers else headers.get("Status", "")
+def _decode_ack(reply: Msg) -> dict[str, Any]:
+    """Return the response to a publish; a reply without data means no responders."""
+    return decode_json(reply.data) if reply.data else _NO_RESPONDERS_RESPONSE
 
 
 def _parse_end(end: Msg, subject: str) -> Mapping[str, str]:
     """Return the headers of the message that ended some replies; raise if it is an error."""
-    status, headers = _get_status(end), end.headers or {}
+    status, headers = get_status(end), end.headers or {}
     if status == _NO_RESPONDERS:
         raise NoStreamResponse(subject)
     if status not in _END_STATUSES:
         raise RequestError(int(status), 0, headers.get("Description", ""))
     return headers
-
-
-def _parse_stored(found: Mapping[str, Any]) -> StreamMessage:
-    """Convert a message returned by `STREAM.MSG.GET`."""
-    lines = base64.b64decode(found.get("hdrs") or "").decode(errors="replace").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if line)
-    headers = {name.strip(): value.strip() for name, _, value in pairs}
-    headers["Nats-Time-Stamp"] = found["time"]
-    return StreamMessage(found["subject"], found["seq"], headers, base64.b64decode(found.get("data") or ""))
-
-
-def _is_readable(message: Msg) -> bool:
-    """Return whether nats-py could parse the headers; if not, it drops all of them."""
-    if message.headers and "Nats-Sequence" in message.headers:
-        return True
-    _LOG.warning("a record with headers that are not UTF-8 is not used")
-    return False
-
-
-def _parse_message(message: Msg) -> StreamMessage:
-    headers = message.headers or {}
-    return StreamMessage(
-        headers["Nats-Subject"],
-        int(headers["Nats-Sequence"]),
-        headers,
-        message.data,
-    )

@@ -29,13 +29,15 @@ class Metrics:
         )
         self.upload_bytes = self._histogram("claim_upload_bytes", "Bytes stored for a claim", _SIZE_BUCKETS)
         self.retrieved = self._counter("claims_retrieved", "Claims fetched and verified")
-        self.deleted = self._counter("claims_deleted", "Claims removed after everybody had read them")
-        self.delete_failures = self._counter("claim_delete_failures", "Deletions that the store refused")
+        self.deleted = self._counter("claims_deleted", "Claims removed after all consumers had read them")
+        self.delete_failures = self._counter(
+            "claim_delete_failures", "Deletions that failed in the object store"
+        )
         self.retrieval_duration = self._histogram(
             "claim_retrieval_duration", "Seconds to fetch a claim", _DURATION_BUCKETS
         )
         self.not_found = self._counter(
-            "claim_not_found_errors", "Claims expired or missing when they were wanted"
+            "claim_not_found_errors", "Claims expired or missing when they were fetched"
         )
         self.expired = self._counter("claims_expired", "Claims removed because of their age")
         self.orphaned = self._gauge("orphaned_claims", "Objects past max_age and grace at the last sweep")
@@ -44,18 +46,18 @@ class Metrics:
             "live_bytes", "Stored bytes of claims in the registry at the last sweep"
         )
         self.lifetime = self._histogram(
-            "claim_lifetime_seconds", "From creation to removal of a claim", _LIFETIME_BUCKETS
+            "claim_lifetime_seconds", "Seconds from creation to removal of a claim", _LIFETIME_BUCKETS
         )
         self.errors = Counter(
             "claim_check_claim_errors",
-            "Claims that could not be handed over, by reason",
+            "Claims that could not be delivered, by reason",
             ("namespace", "reason"),
             registry=self.registry,
         )
 
         self.rejected = Counter(
             "claim_check_records_rejected",
-            "Records in the registry that cannot be used, by kind",
+            "Invalid records in the registry, by kind",
             ("namespace", "kind"),
             registry=self.registry,
         )

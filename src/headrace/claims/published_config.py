@@ -70,8 +70,8 @@ async def check(jetstream: JetStreamClient, config: ClaimConfig, *, required: bo
         published = await get_published(jetstream, config.namespace)
     except MalformedRecord as error:
         raise ConfigConflict(
-            f"the published configuration of namespace {config.namespace!r} cannot be read: {error}. Publish yours "
-            "(headrace claims publish)"
+            f"the published configuration of namespace {config.namespace!r} cannot be read: {error}. Publish it "
+            "again (headrace claims publish)"
         ) from error
     if published is None and required:
         raise ConfigConflict(
@@ -82,8 +82,8 @@ async def check(jetstream: JetStreamClient, config: ClaimConfig, *, required: bo
     errors, warnings = compare_configs(published, config.to_published())
     if errors:
         raise ConfigConflict(
-            f"namespace {config.namespace!r} is configured otherwise: {'; '.join(errors)}. Use the published "
-            "values (headrace claims ls), or publish yours (headrace claims publish)"
+            f"namespace {config.namespace!r} has a different published configuration: {'; '.join(errors)}. Use the "
+            "published values (headrace claims ls), or publish yours (headrace claims publish)"
         )
     return warnings
 
@@ -94,17 +94,17 @@ def compare_configs(published: dict[str, Any], own: dict[str, Any]) -> tuple[lis
     def find_differences(section: str, keys: tuple[str, ...]) -> list[str]:
         left, right = (published.get("ttl", {}), own["ttl"]) if section else (published, own)
         return [
-            f"{section}{key} is {right.get(key)!r} here and {left.get(key)!r} there"
+            f"{section}{key} is {right.get(key)!r}, published is {left.get(key)!r}"
             for key in keys
             if left.get(key) != right.get(key)
         ]
 
     errors = find_differences("", _MUST_MATCH) + find_differences("ttl.", ("max_age",))
     if published.get("required") and not own["enabled"]:
-        errors.append("enabled is false here and the claim check is required there")
+        errors.append("enabled is false, but the published configuration requires the claim check")
     retention_s, max_age_s = own["ttl"]["retention_after_read"], published.get("ttl", {}).get("max_age") or 0
     if retention_s > max_age_s:
-        errors.append(f"ttl.retention_after_read {retention_s} exceeds max_age {max_age_s}")
+        errors.append(f"ttl.retention_after_read {retention_s} exceeds the published max_age {max_age_s}")
     warnings = find_differences("", _SHOULD_MATCH)
     return errors, warnings + find_differences(
         "ttl.", ("delete_after_read", "retention_after_read", "grace_period")

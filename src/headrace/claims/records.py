@@ -1,8 +1,9 @@
 """Decodes the records that claims keep in the broker: claim records, reader leases, configurations.
 
-Everybody who may publish below `$CLAIMS` can write anything there, so nothing that is read is trusted. A claim record
+Any user who may publish below `$CLAIMS` can write anything there, so nothing that is read is trusted. A claim record
 must name the namespace and id of its subject, and an object key that a producer of this namespace makes for this claim,
 with its topic, hour and id. `MalformedRecord` is the only error raised here. It knows no connection and no store.
+See ADR 34.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class MalformedRecord(ClaimError):
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """A record that is not used: `kind` is claim, due, lease or config."""
+    """A record that is ignored: `kind` is claim, due, lease or config."""
 
     kind: str
     subject: str
@@ -50,7 +51,7 @@ OnRejected = Callable[[RejectedRecord], Awaitable[None]]
 
 async def log_rejected(rejected: RejectedRecord) -> None:
     """Only log a rejected record: for programs that have neither metrics nor an audit trail."""
-    _LOG.warning("a %s record is not used: %s", rejected.kind, rejected.reason)
+    _LOG.warning("ignored an invalid %s record: %s", rejected.kind, rejected.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class ClaimEntry:
     #: Known positions of the reference: stream -> (sequence, subject there). Mirrors count.
     places: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     reference: Mapping[str, Any] | None = None
-    #: More than one message carries the claim, or may come to: reading does not end it, only its age.
+    #: More than one message refers to the claim, or may later: it is only removed by age, not after reading.
     shared: bool = False
     #: A deletion was tried, and the store may still carry it out: nothing new may refer to the object.
     doomed: bool = False
@@ -109,7 +110,7 @@ class _ClaimRecord(msgspec.Struct, frozen=True):
 
 
 #: Fields of an entry that are stored.
-FACTS = _ClaimRecord.__struct_fields__
+RECORD_FIELDS = _ClaimRecord.__struct_fields__
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -140,7 +141,7 @@ class _Published(msgspec.Struct, frozen=True, omit_defaults=True):
     compression: str | None = None
 
 
-_FACTS_DECODER = msgspec.json.Decoder(_ClaimRecord)
+_RECORD_DECODER = msgspec.json.Decoder(_ClaimRecord)
 _LEASE_DECODER = msgspec.json.Decoder(Lease)
 _PUBLISHED_DECODER = msgspec.json.Decoder(_Published)
 _TROUBLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -157,46 +158,46 @@ def due_subject(namespace: str, claim_id: str) -> str:
 def decode_entry(subject: str, data: bytes, revision: int, updated_ns: int) -> ClaimEntry:
     """Decode a claim record; raise `MalformedRecord` unless it is of the claim that `subject` names."""
     try:
-        facts = _FACTS_DECODER.decode(data)
-        _check_facts(subject, facts)
+        record = _RECORD_DECODER.decode(data)
+        _check_fields(subject, record)
     except _TROUBLE as error:
         raise MalformedRecord(f"{subject} (sequence {revision}): {error}") from error
-    values = {name: getattr(facts, name) for name in FACTS}
-    if facts.reference is not None:
-        values["reference"] = facts.reference.as_dict()
+    values = {name: getattr(record, name) for name in RECORD_FIELDS}
+    if record.reference is not None:
+        values["reference"] = record.reference.as_dict()
     return ClaimEntry(**values, revision=revision, updated_ns=updated_ns)
 
 
-def _check_facts(subject: str, facts: _ClaimRecord) -> None:
+def _check_fields(subject: str, record: _ClaimRecord) -> None:
     """Raise ValueError for a record that no program of its namespace can have written for this claim."""
-    if subject != claim_subject(facts.namespace, facts.claim_id):
-        raise ValueError(f"the facts are of claim {facts.claim_id!r} in namespace {facts.namespace!r}")
-    key = parse_key(facts.object_key)
+    if subject != claim_subject(record.namespace, record.claim_id):
+        raise ValueError(f"the record belongs to claim {record.claim_id!r} in namespace {record.namespace!r}")
+    key = parse_key(record.object_key)
     if (
         key is None
-        or not key.belongs_to(facts.namespace, facts.claim_id)
-        or key.topic != encode_topic(facts.subject)
-        or key.hour != hour_of(facts.expires_at)
+        or not key.belongs_to(record.namespace, record.claim_id)
+        or key.topic != encode_topic(record.subject)
+        or key.hour != hour_of(record.expires_at)
     ):
-        raise ValueError(f"{facts.object_key!r} is no key of this claim")
-    _check_places(facts.places)
-    _check_reference(facts)
+        raise ValueError(f"{record.object_key!r} is not an object key of this claim")
+    _check_places(record.places)
+    _check_reference(record)
 
 
 def _check_places(places: Mapping[str, tuple[int, str]]) -> None:
     if len(places) > _PLACES_MAX:
-        raise ValueError(f"{len(places)} streams carry it, more than {_PLACES_MAX}")
+        raise ValueError(f"{len(places)} streams refer to it, more than {_PLACES_MAX}")
     for stream, (_, subject) in places.items():
         if not _STREAM.fullmatch(stream) or not _SUBJECT.fullmatch(subject):
-            raise ValueError(f"{stream!r} with subject {subject!r} is no place in a stream")
+            raise ValueError(f"{stream!r} with subject {subject!r} is not a valid stream and subject")
 
 
-def _check_reference(facts: _ClaimRecord) -> None:
+def _check_reference(record: _ClaimRecord) -> None:
     """Check the reference in a record: a retry publishes it again, so it must belong to this claim."""
-    reference = facts.reference
+    reference = record.reference
     names = ("claim_id", "bucket", "object_key", "original_size", "stored_size", "expires_at")
-    if reference is not None and any(getattr(reference, name) != getattr(facts, name) for name in names):
-        raise ValueError("its reference is that of another claim")
+    if reference is not None and any(getattr(reference, name) != getattr(record, name) for name in names):
+        raise ValueError("its reference belongs to another claim")
 
 
 def is_stream_name(text: str) -> bool:
@@ -219,7 +220,7 @@ def decode_config(subject: str, data: bytes) -> dict[str, Any]:
     except _TROUBLE as error:
         raise MalformedRecord(f"{subject}: {error}") from error
     if subject != f"$CLAIMS.namespace.{found.namespace}":
-        raise MalformedRecord(f"{subject}: the configuration is that of namespace {found.namespace!r}")
+        raise MalformedRecord(f"{subject}: the configuration belongs to namespace {found.namespace!r}")
     values: dict[str, Any] = msgspec.to_builtins(found)
     return values
 

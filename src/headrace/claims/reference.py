@@ -75,10 +75,12 @@ def decode(payload: bytes) -> Reference:
     try:
         found = _DECODER.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Corrupt(f"a message with {CLAIM_HEADER} carries no reference: {error}") from error
+        raise Corrupt(f"a message with header {CLAIM_HEADER} contains no valid reference: {error}") from error
     for name in ("created_at", "expires_at"):
         if not 0 <= getattr(found, name) < TIME_END:
-            raise Corrupt(f"a reference's {name} is no time: {getattr(found, name)}", found.claim_id)
+            raise Corrupt(
+                f"{name} of a reference is not a valid time: {getattr(found, name)}", found.claim_id
+            )
     return found
 
 
@@ -191,7 +193,7 @@ def is_key_for(key: str, namespace: str, claim_id: str) -> bool:
 
 
 def parse_hour_end_ns(hour: str) -> int | None:
-    """Return when everything under an hour's prefix has expired; None if it is no hour of ours."""
+    """Return when everything under an hour's prefix has expired; None if it is not a valid hour."""
     if not _HOUR.fullmatch(hour):
         return None
     try:

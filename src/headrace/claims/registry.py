@@ -3,7 +3,7 @@
 `$CLAIMS.claim.{namespace}.{id}` holds the claim record, `$CLAIMS.due.{namespace}.{id}` a message whose TTL is the
 timer: when it expires the server writes a delete marker in its place, and that event makes a collector act. A marker
 has no payload, which is why the record is a separate message. Records change only by compare-and-set on their sequence,
-so every state change of a claim happens once. Nothing here decides when a claim may be deleted.
+so every state change of a claim happens once. Nothing here decides when a claim may be deleted. See ADR 30.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from headrace.claims.jetstream_client import (
     WRONG_LAST_SEQUENCE,
     JetStreamClient,
     RequestTimeout,
-    StreamMessage,
     encode_json,
     raise_on_error,
 )
 from headrace.claims.records import (
-    FACTS,
+    RECORD_FIELDS,
     MalformedRecord,
     OnRejected,
     RejectedRecord,
@@ -35,6 +34,7 @@ from headrace.claims.records import ClaimEntry as ClaimEntry
 from headrace.claims.records import claim_subject as claim_subject
 from headrace.claims.records import due_subject as due_subject
 from headrace.claims.reference import Reference
+from headrace.claims.stream_messages import StreamMessage
 from headrace.errors import RequestError
 
 STREAM = "CLAIMS"
@@ -73,7 +73,7 @@ class Registry:
         self.on_rejected = on_rejected
 
     async def ensure(self) -> None:
-        """Create the stream if it is missing; raise if a stream of that name is no registry."""
+        """Create the stream if it is missing; raise if a stream of that name is not a registry."""
         config = {
             "name": STREAM,
             "subjects": ["$CLAIMS.claim.*.*", "$CLAIMS.due.*.*", "$CLAIMS.reader.*.*", "$CLAIMS.namespace.*"],
@@ -94,12 +94,14 @@ class Registry:
         metadata_ack, timer_ack = await self.jetstream.publish_all([self._make_update(entry, ttl_s), timer])
         for ack in (metadata_ack, timer_ack):
             if ack is None:
-                raise RequestTimeout(f"nobody said whether claim {entry.claim_id} was registered")
+                raise RequestTimeout(
+                    f"no reply, so it is unknown whether claim {entry.claim_id} was registered"
+                )
             raise_on_error(ack)
         return replace(entry, revision=int((metadata_ack or {})["seq"]))
 
     async def compare_and_set(self, entry: ClaimEntry, ttl_s: float) -> ClaimEntry | None:
-        """Replace the record; return None if somebody else changed it meanwhile."""
+        """Replace the record; return None if another process changed it meanwhile."""
         try:
             ack = await self.jetstream.publish(*self._make_update(entry, ttl_s, entry.revision))
             return replace(entry, revision=int(ack["seq"]))
@@ -109,7 +111,7 @@ class Registry:
             raise
 
     async def release(self, entry: ClaimEntry, ttl_s: float, seconds: float) -> bool:
-        """Replace the record and set the claim's timer; return False if somebody changed the record meanwhile.
+        """Replace the record and set the claim's timer; return False if another process changed the record meanwhile.
 
         Both are sent at once: if another reader changed the record, it set nearly the same timer.
         """
@@ -119,7 +121,7 @@ class Registry:
             [self._make_update(entry, ttl_s, entry.revision), timer]
         )
         if metadata_ack is None or timer_ack is None:
-            raise RequestTimeout(f"nobody said whether claim {entry.claim_id} was released")
+            raise RequestTimeout(f"no reply, so it is unknown whether claim {entry.claim_id} was released")
         raise_on_error(timer_ack)
         if metadata_ack.get("error", {}).get("err_code") == WRONG_LAST_SEQUENCE:
             return False
@@ -127,7 +129,7 @@ class Registry:
         return True
 
     async def update_nowait(self, entry: ClaimEntry, ttl_s: float) -> None:
-        """Replace the record without waiting; if somebody changed it meanwhile, their change wins."""
+        """Replace the record without waiting; if another process changed it meanwhile, that change wins."""
         await self.jetstream.publish_nowait(*self._make_update(entry, ttl_s, entry.revision))
 
     async def set_timer(self, entry: ClaimEntry, seconds: float) -> None:
@@ -158,7 +160,7 @@ class Registry:
 
     async def remove(self, entries: Sequence[ClaimEntry]) -> list[tuple[ClaimEntry, int]]:
         """Remove records before their objects are deleted; return those that this call removed, with the sequences of
-        their tombstones. A claim whose record somebody changed meanwhile stays.
+        their tombstones. A claim whose record was changed meanwhile stays.
         """
         acks = await self.jetstream.publish_all(
             (
@@ -238,7 +240,7 @@ class Registry:
         headers = {"Nats-TTL": _format_ttl(ttl_s)}
         if revision is not None:
             headers[_EXPECTED_LAST_SUBJECT_SEQUENCE] = str(revision)
-        metadata = {name: getattr(entry, name) for name in FACTS}
+        metadata = {name: getattr(entry, name) for name in RECORD_FIELDS}
         return claim_subject(entry.namespace, entry.claim_id), encode_json(metadata), headers
 
     async def _publish_timer(self, entry: ClaimEntry, seconds: float) -> None:

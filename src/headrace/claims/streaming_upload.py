@@ -1,7 +1,7 @@
 """Streams a payload into the store from bytes, a file or an iterator, hashing and compressing on the way.
 
 It needs memory for a few chunks, whatever the size. Work on a chunk runs in a thread, so that the event loop is not
-blocked and the store writes one chunk while the next is prepared.
+blocked and the store writes one chunk while the next is prepared. See ADR 33.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class PayloadEncoder:
         return data
 
     async def encode(self, source: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+        """Yield the payload as it is stored, hashed and compressed; large chunks are processed in a thread."""
         async for data in source:
             out = await run_in_thread_if_large(len(data), self.encode_chunk, data)
             if len(out):

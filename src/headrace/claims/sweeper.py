@@ -71,7 +71,7 @@ class Sweeper:
                 report.live += 1
                 report.live_bytes += entry.stored_size
                 if is_forgotten:
-                    report.lines.append(f"release {entry.claim_id}: read or gone, and nobody released it")
+                    report.lines.append(f"release {entry.claim_id}: read or removed, but not released")
                     report.released += dry_run or await self.try_release(entry, now_ns)
             await self._delete(to_delete, now_ns, report, dry_run)
 
@@ -81,11 +81,13 @@ class Sweeper:
             decision = await decide(entry, self._config, now_ns, floors)
             return decision, not decision.event and await self.needs_release(entry, now_ns, floors)
         except (RequestTimeout, RequestError) as error:
-            _LOG.warning("nobody says whether claim %s is needed, later again: %s", entry.claim_id, error)
+            _LOG.warning(
+                "cannot determine whether claim %s is still needed, will retry: %s", entry.claim_id, error
+            )
             return GcDecision(""), False
 
     async def needs_release(self, entry: ClaimEntry, now_ns: int, floors: Floors) -> bool:
-        """Return whether everybody has read a claim that nobody released: a reader died between ack and release."""
+        """Return whether all consumers have read a claim that was not released: a reader died between ack and release."""
         ttl = self._config.ttl
         is_young = now_ns < entry.created_ns + ttl.grace_period * SECOND_NS
         if entry.state != "live" or entry.shared or is_young or not ttl.delete_after_read:
@@ -102,7 +104,7 @@ class Sweeper:
         try:
             await self.release(entry, now_ns)
         except (RequestTimeout, RequestError) as error:
-            _LOG.warning("claim %s could not be released, later again: %s", entry.claim_id, error)
+            _LOG.warning("claim %s could not be released, will retry: %s", entry.claim_id, error)
             return False
         return True
 
@@ -144,7 +146,9 @@ class Sweeper:
             if upload.initiated_ns > limit_ns or not upload.belongs_to(self._config.namespace):
                 continue
             report.uploads += 1
-            report.lines.append(f"abort upload of {upload.key}, begun {format_rfc3339(upload.initiated_ns)}")
+            report.lines.append(
+                f"abort upload of {upload.key}, started {format_rfc3339(upload.initiated_ns)}"
+            )
             if not dry_run:
                 await self._store.abort(upload)
 

@@ -1,6 +1,6 @@
 """Table of commands, on typer. A command's module is imported only when the command or its help is called.
 
-`serve` is in `headrace.cli.serve` instead, so that it does not pay for the framework.
+`serve` is in `headrace.cli.serve` instead, so that it does not pay for the framework. See ADR 80.
 """
 
 from __future__ import annotations
@@ -14,75 +14,76 @@ from typing import Any
 
 import typer
 from typer._completion_classes import completion_init
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from headrace.cli import connection_target as targets
 from headrace.cli.exit_codes import CLOSED_PIPE, to_cli_error
+from headrace.cli.help_layout import HelpGroup, use_layout
 from headrace.cli.output import print_note
 from headrace.cli.session import discard_stdout, get_root_flags
 
 #: Help panels and their commands: name, module, the typer application in it, purpose.
 COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
-    "Broker": [
+    "Server": [
         (
             "serve",
             "local_commands",
             "serve_app",
-            "Run a broker; takes nats-server's flags (headrace serve --help).",
+            "Run the server. Accepts nats-server's flags; see 'headrace serve --help'.",
         ),
         (
             "fsck",
             "local_commands",
             "fsck_app",
-            "Check a store that no broker has open, and repair it if told to.",
+            "Check the store of a stopped server; repair it with --accept-loss.",
         ),
     ],
     "Streams": [
-        ("stream", "stream", "stream_app", "Streams: make them, look at them, change them."),
+        ("stream", "stream", "stream_app", "Create, inspect, change and remove streams."),
         (
             "consumer",
             "consumer",
             "consumer_app",
-            "Consumers of a stream: make them, read through them, reset them.",
+            "Create, read, pause, reset and remove consumers of a stream.",
         ),
-        ("kv", "kv", "kv_app", "Buckets of keys and values."),
-        ("object", "objects", "objects_app", "Buckets of large objects."),
-        ("batch", "batch", "batch_app", "Store lines, JSON or files as one atomic batch."),
+        ("kv", "kv", "kv_app", "Key-value buckets."),
+        ("object", "objects", "objects_app", "Object store buckets."),
+        ("batch", "batch", "batch_app", "Store lines, JSON objects or files as one atomic batch."),
     ],
     "Messages": [
         ("pub", "messages", "pub_app", "Publish messages."),
-        ("sub", "messages", "sub_app", "Show the messages of a subject as they come."),
-        ("req", "messages", "req_app", "Ask, and show the answer."),
-        ("reply", "messages", "reply_app", "Answer requests on a subject."),
+        ("sub", "messages", "sub_app", "Subscribe to a subject and print its messages."),
+        ("req", "messages", "req_app", "Send a request and print the reply."),
+        ("reply", "messages", "reply_app", "Reply to requests on a subject."),
     ],
     "Data": [
         (
             "claims",
             "claims",
             "claims_app",
-            "Payloads in an object store: what there is, what is wrong, what is due.",
+            "Large payloads in an object store: inspect, check and collect claims.",
         ),
-        ("pipeline", "spark_jobs", "pipeline", "Move streams with Apache Spark."),
+        ("pipeline", "spark_jobs", "pipeline", "Run Apache Spark jobs on streams."),
     ],
-    "Look and measure": [
-        ("top", "top", "top_app", "Streams and consumers live: rates, sizes, lag."),
-        ("bench", "bench", "bench_app", "Measure a server quickly."),
-        ("server", "server", "server_app", "Is the server well? Reach it, ask it, check it."),
-        ("account", "server", "account_app", "What the account uses and may use."),
+    "Monitoring": [
+        ("top", "top", "top_app", "Show streams and consumers live: rates, sizes, lag."),
+        ("bench", "bench", "bench_app", "Benchmark a server."),
+        ("server", "server", "server_app", "Ping, inspect and check a server."),
+        ("account", "server", "account_app", "Show an account's JetStream usage and limits."),
     ],
     "This tool": [
-        ("context", "context", "context_app", "Saved connections; shared with the nats tool."),
+        ("context", "context", "context_app", "Manage saved connections, shared with the nats tool."),
         (
             "completion",
             "local_commands",
             "completion_app",
-            "Print the script that completes commands in a shell.",
+            "Print a shell completion script.",
         ),
         (
             "version",
             "local_commands",
             "version_app",
-            "Say which version this is, and what it is compatible with.",
+            "Print the version, and the nats-server version it is compatible with.",
         ),
     ],
 }
@@ -92,7 +93,7 @@ _LOCATIONS = {name: (module, app) for group in COMMANDS.values() for name, modul
 _OWN_SERVER_OPTION = {"claims", "pipeline"}
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(HelpGroup):
     """The commands by name and purpose; a command is loaded when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -135,6 +136,7 @@ def load_command(name: str, markup: Any = None) -> Any:
     module, attribute = _LOCATIONS[name]
     instance: typer.Typer = getattr(importlib.import_module(f"headrace.cli.{module}"), attribute)
     instance.rich_markup_mode = markup
+    use_layout(instance)
     is_single = len(instance.registered_commands) == 1 and not instance.registered_callback
     command = typer.main.get_command(instance) if is_single else typer.main.get_group(instance)
     command.name = name
@@ -142,9 +144,10 @@ def load_command(name: str, markup: Any = None) -> Any:
 
 
 def root(**flags: Any) -> None:
-    """Durable streams that speak NATS/JetStream and feed Apache Spark.
+    """Durable streams for NATS/JetStream clients and Apache Spark.
 
-    Every command that talks to a server takes --server, credentials or --context; HEADRACE_URL and NATS_URL are read too.
+    Commands that connect to a server accept --server, credentials and --context, before or after the command name.
+    Without --server they use HEADRACE_URL, NATS_URL, or the selected context.
     """
 
 

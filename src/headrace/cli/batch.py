@@ -48,27 +48,34 @@ async def batch(
     session: CliSession,
     inputs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="Where the messages are; standard input if none."),
+        typer.Argument(metavar="[FILE]...", help="Input files; default: standard input."),
     ] = None,
-    subject: Annotated[str, typer.Option("--subject", help="The subject of messages that name none.")] = "",
+    subject: Annotated[
+        str,
+        typer.Option(
+            "--subject", metavar="SUBJECT", help="Subject; required unless every JSON line has its own."
+        ),
+    ] = "",
     form: Annotated[
         InputFormat,
         typer.Option(
             "--format",
             metavar="lines|ndjson|files",
-            help="A message is a line, a JSON object on a line, or a whole file.",
+            help="One message per line, per JSON line, or per file.",
         ),
     ] = InputFormat.LINES,
-    ack_every: Annotated[int, typer.Option(min=1, help="How often the server is asked on the way.")] = 100,
+    ack_every: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Wait for an acknowledgement after this many messages.")
+    ] = 100,
 ) -> None:
-    """Store messages as one atomic batch: all of them with consecutive sequences, or none.
+    """Store messages as one atomic batch: either all are stored, with consecutive sequences, or none.
 
-    A JSON line has "subject", "payload" (or "payload_base64"), and if wanted "headers", "ttl", "msg_id",
-    "expect_last_sequence", "expect_last_subject_sequence". The stream must allow it: stream add --allow-atomic.
+    A JSON line has "subject" and "payload" (or "payload_base64"), and optionally "headers", "ttl", "msg_id",
+    "expect_last_sequence" and "expect_last_subject_sequence". The stream must allow batches: stream add --allow-atomic.
     """
     messages = list(_READERS[form](inputs or [], subject))
     if not messages:
-        raise CliError("there is nothing to store: the input is empty", USAGE_ERROR)
+        raise CliError("the input is empty: nothing to store", USAGE_ERROR)
     ack = await session.js.publish_batch(messages, ack_every=ack_every, timeout=session.timeout)
     values = {"stream": ack.stream, "first_seq": ack.first_seq, "last_seq": ack.seq, "count": len(messages)}
     text = f"stored {len(messages):,} messages in {ack.stream}, sequences {ack.first_seq:,} to {ack.seq:,}"
@@ -88,7 +95,7 @@ def _iter_input_lines(paths: list[Path]) -> Iterator[tuple[str, int, bytes]]:
 
 def _require_subject(subject: str) -> str:
     if not subject:
-        raise CliError("on which subject? Give --subject", USAGE_ERROR)
+        raise CliError("no subject given: add --subject", USAGE_ERROR)
     return subject
 
 
@@ -105,7 +112,7 @@ def _read_files(paths: list[Path], subject: str) -> Iterator[Message]:
 
     _require_subject(subject)
     if not paths:
-        raise CliError("which files? Name them after the options", USAGE_ERROR)
+        raise CliError("no files given: name them after the options", USAGE_ERROR)
     for path in paths:
         yield Message(subject, path.read_bytes(), {"File-Name": path.name})
 
@@ -128,10 +135,10 @@ def _read_ndjson(paths: list[Path], subject: str) -> Iterator[Message]:
 
 def _check_fields(values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise ValueError("a JSON object was expected")
+        raise ValueError("expected a JSON object")
     if unknown := values.keys() - _FIELDS - _PAYLOAD_FIELDS:
         raise ValueError(
-            f"unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS | _PAYLOAD_FIELDS))}"
+            f"unknown field {', '.join(sorted(unknown))}; known fields: {', '.join(sorted(_FIELDS | _PAYLOAD_FIELDS))}"
         )
     return values
 

@@ -1,6 +1,6 @@
-"""`headrace bench ...`: measures the throughput of a server as one Python process on this machine sees it.
+"""`headrace bench ...`: measures a server's throughput from one Python process.
 
-The client is part of what is measured: the figures compare servers, machines and settings, not languages.
+The figures include the cost of the client: use them to compare servers, machines and settings, not languages.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from headrace.durations import parse_size
 if TYPE_CHECKING:
     from headrace.client import Client
 
-bench_app = typer.Typer(help="Measure a server quickly.", no_args_is_help=True)
+bench_app = typer.Typer(help="Benchmark a server.", no_args_is_help=True)
 
-Messages = Annotated[int, typer.Option("--msgs", "-n", min=1, help="Messages in all.")]
-Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="Size of a payload: 128, 16KB.")]
-Clients = Annotated[int, typer.Option("--clients", "-c", min=1, help="Connections, each with its share.")]
-Subject = Annotated[str, typer.Option("--subject", help="The subject.")]
+Messages = Annotated[int, typer.Option("--msgs", "-n", metavar="N", min=1, help="Number of messages.")]
+Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="Payload size, e.g. 128 or 16KB.")]
+Clients = Annotated[int, typer.Option("--clients", "-c", metavar="N", min=1, help="Number of connections.")]
+Subject = Annotated[str, typer.Option("--subject", metavar="SUBJECT", help="Subject.")]
 _PROGRESS_STEP = 1000
 _ACK_TIMEOUT_S = 60.0
 _STREAM = "HEADRACE_BENCH"
@@ -88,7 +88,7 @@ async def pub(
     size: Size = "128",
     clients: Clients = 1,
 ) -> None:
-    """Publish without storing."""
+    """Publish core NATS messages, without a stream."""
     payload = bytes(parse_size(size))
     connections = await _open_clients(session, clients)
     with output.progress_bar("publishing", msgs) as step:
@@ -108,7 +108,7 @@ async def sub(
     size: Size = "128",
     clients: Clients = 1,
 ) -> None:
-    """Publish from one connection to subscribers, each of which gets everything."""
+    """Publish from one connection to --clients subscribers; each receives every message."""
     payload = bytes(parse_size(size))
     publisher = await session.open()
     done = [asyncio.Event() for _ in range(clients)]
@@ -148,10 +148,14 @@ async def js(
     msgs: Messages = 20_000,
     size: Size = "128",
     clients: Clients = 1,
-    window: Annotated[int, typer.Option(min=1, help="Unanswered messages of a connection at most.")] = 500,
-    memory: Annotated[bool, typer.Option("--memory", help="A stream in memory instead of on disk.")] = False,
+    window: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Maximum unacknowledged messages per connection.")
+    ] = 500,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Use memory storage instead of file storage.")
+    ] = False,
 ) -> None:
-    """Store in a stream of its own (removed afterwards), acknowledged; then read it all through a consumer."""
+    """Publish to a temporary stream and wait for acknowledgements, then read it back with an ordered consumer."""
     payload = bytes(parse_size(size))
     subject = f"{_STREAM}.{session.nc.client_id}"
     stream = f"{_STREAM}_{session.nc.client_id}"
@@ -187,7 +191,7 @@ async def _store(
     latencies_s: list[float],
     step: output.ProgressCallback,
 ) -> None:
-    """Publish with a window of unacknowledged messages, as a good producer does."""
+    """Publish with at most `window` unacknowledged messages."""
     from headrace.client.response_mux import ReplyInbox
 
     reply_inbox = ReplyInbox(client)

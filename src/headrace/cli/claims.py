@@ -1,4 +1,4 @@
-"""`headrace claims ...`: inspect claims, check configurations, and collect what is due."""
+"""`headrace claims ...`: inspect claims, check configurations, and collect expired claims."""
 
 from __future__ import annotations
 
@@ -18,29 +18,43 @@ if TYPE_CHECKING:
 
 claims_app = typer.Typer(
     name="claims",
-    help="Payloads in an object store: what there is, what is wrong, what is due.",
+    help="Large payloads in an object store: inspect, check and collect claims.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ServerUrl = Annotated[str, typer.Option("--server", "-s", envvar="NATS_URL", help="Where the server is.")]
+ServerUrl = Annotated[
+    str, typer.Option("--server", "-s", envvar="NATS_URL", metavar="URL", help="Server URL.")
+]
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ConfigFile = Annotated[
-    Path, typer.Option("--config", "-c", envvar="HEADRACE_CLAIMS", help="The YAML file of the namespaces.")
+    Path,
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="HEADRACE_CLAIMS",
+        metavar="FILE",
+        help="Claims configuration (YAML), one document per namespace.",
+    ),
 ]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Only this namespace.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document per line.")]
 DEFAULT_FILE = Path("claims.yaml")
 
 
 @claims_app.command()
 def lint(
     config: ConfigFile = DEFAULT_FILE,
-    stream: Annotated[list[str] | None, typer.Option(help="A stream with references; repeatable.")] = None,
+    stream: Annotated[
+        list[str] | None, typer.Option(metavar="STREAM", help="A stream that refers to claims; repeatable.")
+    ] = None,
     namespace: Namespace = "",
     server: ServerUrl = DEFAULT_SERVER,
 ) -> None:
-    """Check configurations against streams, consumers, the store and what others published; 1 if one is wrong."""
+    """Check configurations against streams, consumers, the object store and the published configuration.
+
+    Exits with 1 if there is an error.
+    """
 
     async def work(connection: Connection) -> int:
         found = []
@@ -59,7 +73,7 @@ def lint(
 def publish(
     config: ConfigFile = DEFAULT_FILE, namespace: Namespace = "", server: ServerUrl = DEFAULT_SERVER
 ) -> None:
-    """Make these the namespaces' configurations, for every program to agree with."""
+    """Publish the namespaces' configurations; other programs check theirs against them."""
 
     async def work(connection: Connection) -> int:
         from headrace.claims import published_config
@@ -78,12 +92,14 @@ def publish(
 def collect(
     config: ConfigFile = DEFAULT_FILE,
     namespace: Namespace = "",
-    watch: Annotated[bool, typer.Option(help="Go on until stopped.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Say what would be removed, and remove nothing.")] = False,
-    metrics_port: Annotated[int, typer.Option(min=0, help="Export metrics there; 0 does not.")] = 0,
+    watch: Annotated[bool, typer.Option(help="Run until stopped.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print what would be removed, without removing it.")] = False,
+    metrics_port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, help="Serve Prometheus metrics on this port; 0: off.")
+    ] = 0,
     server: ServerUrl = DEFAULT_SERVER,
 ) -> None:
-    """Remove what is due and what was orphaned; any number of collectors may run."""
+    """Remove claims that are read or expired, and orphaned objects. Several collectors may run at once."""
 
     async def work(connection: Connection) -> int:
         from headrace.claims import Metrics
@@ -114,11 +130,11 @@ def collect(
 
 @claims_app.command()
 def show(
-    claim_id: Annotated[str, typer.Argument(help="The claim's id.")],
+    claim_id: Annotated[str, typer.Argument(help="Claim ID.")],
     json: Json = False,
     server: ServerUrl = DEFAULT_SERVER,
 ) -> None:
-    """A claim's facts and everything that happened to it."""
+    """Show a claim's record and its audit trail."""
 
     async def work(connection: Connection) -> int:
         from headrace.claims.audit_trail import Audit
@@ -129,7 +145,8 @@ def show(
         metadata = await _get_claim_metadata(jetstream, claim_id)
         events = [event async for event in Audit(jetstream).events(claim_id=claim_id)]
         if not metadata and not events:
-            typer.echo(f"headrace claims: there is no claim {claim_id!r}, and no trace of one", err=True)
+            text = f"claim {claim_id!r} not found, neither in the registry nor in the audit trail"
+            typer.echo(f"headrace claims: {text}", err=True)
             return 1
         if metadata:
             typer.echo(jsonlib.dumps(metadata, indent=None if json else 2))
@@ -143,11 +160,11 @@ def show(
 
 @claims_app.command("ls")
 def list_claims(
-    namespace: Annotated[str, typer.Argument(help="The namespace; all when left out.")] = "*",
+    namespace: Annotated[str, typer.Argument(help="Namespace; default: all.")] = "*",
     json: Json = False,
     server: ServerUrl = DEFAULT_SERVER,
 ) -> None:
-    """The claims in the registry, oldest first."""
+    """List the claims in the registry, oldest first."""
 
     async def work(connection: Connection) -> int:
         from headrace.claims.clock import format_rfc3339
@@ -173,7 +190,7 @@ def list_claims(
 
 @claims_app.command()
 def stats(json: Json = False, server: ServerUrl = DEFAULT_SERVER) -> None:
-    """Each namespace in figures: what lives, and what happened so far."""
+    """Show live claims and event counts per namespace."""
 
     async def work(connection: Connection) -> int:
         from headrace.claims.jetstream_client import JetStreamClient
@@ -196,7 +213,7 @@ def _print_report(namespace: str, report: Any, dry_run: bool) -> None:
     verb = "would remove" if dry_run else "removed"
     typer.echo(
         f"{namespace}: {verb} {report.removed} claims ({report.collected} read, {report.expired} expired), "
-        f"{report.orphans} orphans seen, {report.failed} failed, {report.live} live"
+        f"{report.orphans} orphans found, {report.failed} failed, {report.live} live"
     )
 
 
@@ -209,13 +226,13 @@ async def _get_claim_metadata(jetstream: Any, claim_id: str) -> dict[str, Any] |
 
 def _readable(item: Any) -> dict[str, Any]:
     """Return a claim record as it is stored, or for a rejected one what is wrong with it."""
-    from headrace.claims.records import FACTS, MalformedRecord, decode_entry
+    from headrace.claims.records import RECORD_FIELDS, MalformedRecord, decode_entry
 
     try:
         entry = decode_entry(item.subject, item.data, item.seq, item.time_ns)
     except MalformedRecord as error:
         return {"malformed": str(error), "text": item.data[:1000].decode(errors="replace")}
-    return {name: getattr(entry, name) for name in FACTS}
+    return {name: getattr(entry, name) for name in RECORD_FIELDS}
 
 
 def _load_configs(path: Path, namespace: str) -> list[ClaimConfig]:
@@ -249,7 +266,7 @@ def _get_event_loop_module() -> Any:
 
 
 async def _connect(server: str) -> Connection:
-    """Connect now or fail; a server that was reached once may go away and come back."""
+    """Fail if the server cannot be reached now; reconnect forever once it was."""
     import nats
 
     from headrace.claims.lenient_parsing import connect
@@ -274,7 +291,7 @@ def _run(server: str, work: Callable[[Connection], Awaitable[int]]) -> None:
         try:
             connection = await _connect(server)
         except (NatsError, NoServersError, OSError) as error:
-            typer.echo(f"headrace claims: no server at {server}: {error}", err=True)
+            typer.echo(f"headrace claims: cannot connect to {server}: {error}", err=True)
             return 1
         try:
             return await work(connection)
@@ -287,7 +304,10 @@ def _run(server: str, work: Callable[[Connection], Awaitable[int]]) -> None:
     try:
         code = _get_event_loop_module().run(session())
     except ModuleNotFoundError as error:
-        typer.echo(f"headrace claims: {error.name} is missing: pip install 'headrace[claims]'", err=True)
+        typer.echo(
+            f"headrace claims: the package {error.name} is not installed: pip install 'headrace[claims]'",
+            err=True,
+        )
         code = 1
     except KeyboardInterrupt:
         code = 0

@@ -1,6 +1,7 @@
 """Chooses server and credentials: flags first, then the environment, then a context of the `nats` tool.
 
-Credentials of a context that is merely selected are never sent to a server that was named by other means.
+When the server is given by a flag or an environment variable, the credentials of the selected context are not used:
+they belong to another server. See ADR 81.
 """
 
 from __future__ import annotations
@@ -29,26 +30,30 @@ def _option(*names: str, help: str, metavar: str = "TEXT") -> Any:
 #: Options of every command that talks to a server, by parameter name.
 OPTIONS: dict[str, Any] = {
     "server": Annotated[
-        str | None, _option("--server", "-s", metavar="URL", help=f"Where the server is ({DEFAULT_SERVER}).")
+        str | None, _option("--server", "-s", metavar="URL", help=f"Server URL (default: {DEFAULT_SERVER}).")
     ],
     "context": Annotated[
-        str | None, _option("--context", metavar="NAME", help="A saved connection ('headrace context').")
+        str | None,
+        _option("--context", metavar="NAME", help="Use a saved connection; see 'headrace context'."),
     ],
-    "user": Annotated[str | None, _option("--user", help="Who connects.")],
-    "password": Annotated[str | None, _option("--password", help="The user's password.")],
-    "token": Annotated[str | None, _option("--token", help="A token instead of user and password.")],
+    "user": Annotated[str | None, _option("--user", help="User name.")],
+    "password": Annotated[str | None, _option("--password", help="Password.")],
+    "token": Annotated[str | None, _option("--token", help="Token, instead of user and password.")],
     "creds": Annotated[
-        str | None, _option("--creds", metavar="FILE", help="A credentials file (JWT and nkey).")
+        str | None, _option("--creds", metavar="FILE", help="Credentials file (JWT and nkey seed).")
     ],
-    "nkey": Annotated[str | None, _option("--nkey", metavar="FILE", help="A file with an nkey seed.")],
+    "nkey": Annotated[str | None, _option("--nkey", metavar="FILE", help="Nkey seed file.")],
     "tlsca": Annotated[
-        str | None, _option("--tlsca", metavar="FILE", help="The authority that the server is checked by.")
+        str | None, _option("--tlsca", metavar="FILE", help="CA certificate to verify the server with.")
     ],
-    "tlscert": Annotated[str | None, _option("--tlscert", metavar="FILE", help="A client certificate.")],
-    "tlskey": Annotated[str | None, _option("--tlskey", metavar="FILE", help="The certificate's key.")],
-    "domain": Annotated[str | None, _option("--domain", help="The JetStream domain.")],
+    "tlscert": Annotated[str | None, _option("--tlscert", metavar="FILE", help="Client certificate.")],
+    "tlskey": Annotated[
+        str | None, _option("--tlskey", metavar="FILE", help="Private key of the client certificate.")
+    ],
+    "domain": Annotated[str | None, _option("--domain", help="JetStream domain.")],
     "timeout": Annotated[
-        float | None, _option("--timeout", metavar="SECONDS", help="How long to wait for an answer (5).")
+        float | None,
+        _option("--timeout", metavar="SECONDS", help="Time to wait for a response (default: 5)."),
     ],
 }
 
@@ -143,7 +148,7 @@ class ConnectionTarget:
                 context.load_cert_chain(os.path.expanduser(self.tlscert), key)
         except OSError as error:
             files = ", ".join(filter(None, (self.tlsca, self.tlscert, self.tlskey)))
-            raise CliError(f"the TLS files cannot be used ({files}): {error}", USAGE_ERROR) from None
+            raise CliError(f"cannot load the TLS files ({files}): {error}", USAGE_ERROR) from None
         return context
 
 

@@ -13,7 +13,7 @@ from headrace.cli.session import CliSession, with_connection, with_options
 from headrace.cli.shared_options import Consumer, Force, NewName, Stream
 
 consumer_app = typer.Typer(
-    help="Consumers of a stream: make them, read through them, reset them.", no_args_is_help=True
+    help="Create, read, pause, reset and remove consumers of a stream.", no_args_is_help=True
 )
 consumer_app.add_typer(reading_commands)
 _NEVER = "0001-01-01T00:00:00Z"
@@ -24,7 +24,7 @@ _NEVER = "0001-01-01T00:00:00Z"
 async def ls(
     session: CliSession,
     stream: Stream,
-    only_names: Annotated[bool, typer.Option("--names", "-n", help="Only their names.")] = False,
+    only_names: Annotated[bool, typer.Option("--names", "-n", help="Print names only.")] = False,
 ) -> None:
     """List the consumers of a stream."""
     found = await session.list_all(f"CONSUMER.LIST.{stream}", "consumers")
@@ -35,7 +35,7 @@ async def ls(
     elif session.json:
         output.print_json(found)
     elif not found:
-        output.print_note(f"{stream} has no consumers; 'headrace consumer add {stream} NAME' makes one")
+        output.print_note(f"{stream} has no consumers; create one with 'headrace consumer add {stream} NAME'")
     else:
         columns = ("name", "kind", "filter", "delivered", "unprocessed", "ack pending", "ack floor", "state")
         output.print_table(columns, map(_make_row, found))
@@ -100,20 +100,20 @@ def _make_config_fields(config: dict[str, Any]) -> dict[str, object]:
         "deliver subject": config.get("deliver_subject"),
         "deliver group": config.get("deliver_group"),
         "filter": _filters(config),
-        "start": config["deliver_policy"],
+        "deliver policy": config["deliver_policy"],
         "start sequence": config.get("opt_start_seq"),
         "start time": output.format_time(config.get("opt_start_time")),
-        "acknowledge": config["ack_policy"],
+        "ack policy": config["ack_policy"],
         "ack wait": output.format_duration(config["ack_wait"]) if config.get("ack_wait") else None,
         "max deliveries": output.format_limit(config.get("max_deliver")),
         "backoff": [output.format_duration(wait) for wait in config.get("backoff") or ()],
         "max ack pending": output.format_limit(config.get("max_ack_pending")),
-        "replay": config["replay_policy"],
-        "removed when unused": output.format_duration(config["inactive_threshold"])
+        "replay policy": config["replay_policy"],
+        "inactive threshold": output.format_duration(config["inactive_threshold"])
         if config.get("inactive_threshold")
         else None,
         "paused until": output.format_time(config.get("pause_until")),
-        "on": ", ".join(key for key, value in config.items() if value is True),
+        "enabled": ", ".join(key for key, value in config.items() if value is True),
         "metadata": [f"{key}={value}" for key, value in (config.get("metadata") or {}).items()],
     }
 
@@ -130,13 +130,15 @@ async def add(
     stream: Stream,
     name: NewName,
     given: dict[str, Any],
-    ephemeral: Annotated[bool, typer.Option("--ephemeral", help="It goes when nobody uses it.")] = False,
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="Create an ephemeral consumer: removed when unused.")
+    ] = False,
     for_sourcing: Annotated[
         bool,
-        typer.Option("--for-sourcing", help="One that a mirror or source reads through; needs --deliver."),
+        typer.Option("--for-sourcing", help="Create a consumer for a mirror or source; requires --deliver."),
     ] = False,
 ) -> None:
-    """Make a consumer: durable and pulled, unless options say otherwise."""
+    """Create a consumer; by default a durable pull consumer."""
     if for_sourcing:
         await _add_for_sourcing(session, stream, name, given)
         return
@@ -166,9 +168,11 @@ async def _add_for_sourcing(session: CliSession, stream: str, name: str, given: 
     allowed = {"filters", "start", "deliver", "replay", "max_pending", "description", "metadata"}
     if other := given.keys() - allowed:
         flags = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(other))
-        raise CliError(f"{flags} cannot be chosen for a sourcing consumer: it needs fixed ones", USAGE_ERROR)
+        raise CliError(
+            f"{flags} cannot be combined with --for-sourcing, which sets fixed values", USAGE_ERROR
+        )
     if not given.get("deliver"):
-        raise CliError("to which subject shall it deliver? Give --deliver SUBJECT", USAGE_ERROR)
+        raise CliError("--for-sourcing requires a deliver subject: add --deliver SUBJECT", USAGE_ERROR)
     new_config = consumer_options.apply_options({}, given)
     policy = new_config.get("deliver_policy")
     explicit = policy if policy in ("all", "new", "last", "last_per_subject") else None
@@ -188,7 +192,7 @@ async def _add_for_sourcing(session: CliSession, stream: str, name: str, given: 
     )
     print_consumer(session, await session.api_request(f"CONSUMER.INFO.{stream}.{created.name}"))
     source_flags = f"--source {stream} --through {name}:{new_config['deliver_subject']}"
-    output.print_note(f"now: headrace stream add COPY {source_flags}")
+    output.print_note(f"next, create the copy: headrace stream add COPY {source_flags}")
 
 
 @consumer_app.command()
@@ -199,9 +203,11 @@ async def edit(
     stream: Stream,
     consumer: Consumer,
     given: dict[str, Any],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the changes, without applying them.")
+    ] = False,
 ) -> None:
-    """Change a consumer; what is not named stays as it is."""
+    """Change a consumer; options that are not given keep their values."""
     current = (await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
     new_config = consumer_options.apply_options(current, given)
     changed = {
@@ -213,16 +219,16 @@ async def edit(
         output.print_changes(session.json, current, changed)
         return
     if not changed:
-        output.print_note(f"{consumer} is like that already")
+        output.print_note(f"{consumer} already has this configuration")
     print_consumer(session, await _create_or_update(session, stream, consumer, new_config, "update"))
 
 
 @consumer_app.command()
 @with_connection
 async def rm(session: CliSession, stream: Stream, consumer: Consumer, force: Force = False) -> None:
-    """Remove a consumer; the stream's messages stay."""
+    """Remove a consumer; the stream keeps its messages."""
     await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}")
-    output.confirm(f"Remove consumer {consumer} of {stream}, and how far it is?", force)
+    output.confirm(f"Remove consumer {consumer} of {stream} and its ack state?", force)
     await session.api_request(f"CONSUMER.DELETE.{stream}.{consumer}")
     output.print_result(
         session.json, {"stream": stream, "consumer": consumer}, f"removed {consumer} of {stream}"
@@ -236,16 +242,19 @@ async def reset(
     stream: Stream,
     consumer: Consumer,
     seq: Annotated[
-        int | None, typer.Option(min=1, help="Deliver from this sequence; else from the ack floor.")
+        int | None,
+        typer.Option(metavar="SEQ", min=1, help="Restart from this sequence; default: the ack floor."),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Let a consumer deliver again, from its ack floor or from a sequence."""
+    """Reset a consumer: it delivers again from its ack floor or from a sequence."""
     start_text = "its ack floor" if seq is None else f"sequence {seq}"
-    output.confirm(f"Let {consumer} of {stream} deliver again from {start_text}?", force)
+    output.confirm(f"Reset {consumer} of {stream} to {start_text}?", force)
     result = await session.js.reset_consumer(stream, consumer, seq)
     values = {"stream": stream, "consumer": consumer, "reset_seq": result.reset_seq}
-    output.print_result(session.json, values, f"{consumer} delivers again from sequence {result.reset_seq:,}")
+    output.print_result(
+        session.json, values, f"reset {consumer}: it delivers from sequence {result.reset_seq:,}"
+    )
 
 
 @consumer_app.command()
@@ -254,9 +263,9 @@ async def pause(
     session: CliSession,
     stream: Stream,
     consumer: Consumer,
-    until: Annotated[str, typer.Argument(help="How long, or until when: 10m, 2030-01-31T12:00:00Z.")],
+    until: Annotated[str, typer.Argument(help="Duration or end time, e.g. 10m or 2030-01-31T12:00:00Z.")],
 ) -> None:
-    """Deliver nothing for a while."""
+    """Pause a consumer: no messages are delivered until the given time."""
     time = consumer_options.parse_time(until, future=True)
     await _set_pause(session, stream, consumer, f"{time:%Y-%m-%dT%H:%M:%SZ}")
 
@@ -264,12 +273,12 @@ async def pause(
 @consumer_app.command()
 @with_connection
 async def resume(session: CliSession, stream: Stream, consumer: Consumer) -> None:
-    """Deliver again."""
+    """Resume a paused consumer."""
     await _set_pause(session, stream, consumer, _NEVER)
 
 
 async def _set_pause(session: CliSession, stream: str, consumer: str, until: str) -> None:
     response = await session.api_request(f"CONSUMER.PAUSE.{stream}.{consumer}", {"pause_until": until})
     remaining = output.format_duration(response.get("pause_remaining"))
-    text = f"{consumer} is paused for {remaining}" if response.get("paused") else f"{consumer} delivers"
+    text = f"{consumer} is paused for {remaining}" if response.get("paused") else f"{consumer} is not paused"
     output.print_result(session.json, response, text)

@@ -22,7 +22,7 @@ AckChoice = Annotated[
     typer.Option(
         "--answer",
         metavar="ack|nak|term|none",
-        help="What the server is told: done, deliver again, give up, or nothing.",
+        help="Acknowledgement to send: ack, nak (redeliver), term (do not redeliver), or none.",
     ),
 ]
 _PULL_BATCH = 100
@@ -35,11 +35,11 @@ async def next_messages(
     session: CliSession,
     stream: Stream,
     consumer: Consumer,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of messages.")] = 1,
     answer: AckChoice = "ack",
     raw: Raw = False,
 ) -> int | None:
-    """Pull messages through a consumer; ends with 6 if none comes in time."""
+    """Pull messages from a consumer; exits with 6 if none arrives before the timeout."""
     from nats.errors import TimeoutError as Late
 
     await _require_pull_consumer(session, stream, consumer)
@@ -55,14 +55,14 @@ async def next_messages(
         received += len(found)
     await session.nc.flush()
     if not received:
-        raise CliError(f"no message within {session.timeout:g} s", NO_ANSWER)
+        raise CliError(f"no message arrived within {session.timeout:g} s", NO_ANSWER)
     return None
 
 
 async def _require_pull_consumer(session: CliSession, stream: str, consumer: str) -> dict[str, Any]:
     info = await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}")
     if info["config"].get("deliver_subject"):
-        raise CliError(f"{consumer} pushes; read it with 'headrace consumer sub'", USAGE_ERROR)
+        raise CliError(f"{consumer} is a push consumer; use 'headrace consumer sub'", USAGE_ERROR)
     return info
 
 
@@ -90,7 +90,7 @@ async def sub(
     answer: AckChoice = "ack",
     raw: Raw = False,
 ) -> None:
-    """Show messages through a consumer as they come, pulled or pushed."""
+    """Print messages of a pull or push consumer as they arrive."""
     info = await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}")
     session.enable_reconnect()
     source = _iter_pushed if info["config"].get("deliver_subject") else _iter_pulled
@@ -107,7 +107,7 @@ async def _iter_pulled(session: CliSession, stream: str, consumer: str) -> Any:
     from nats.errors import TimeoutError as Late
 
     subscription = await session.js.pull_subscribe_bind(consumer, stream=stream)
-    output.print_note(f"Pulling {consumer} of {stream}")
+    output.print_note(f"Pulling from {consumer} of {stream}")
     while True:
         try:
             found = await subscription.fetch(1, timeout=_PULL_WAIT_S)
@@ -121,6 +121,6 @@ async def _iter_pushed(session: CliSession, stream: str, consumer: str) -> Any:
     config = (await session.js.consumer_info(stream, consumer)).config
     subscription = await session.js.subscribe_bind(stream, config, consumer, manual_ack=True)
     await session.nc.flush()
-    output.print_note(f"Listening to {consumer} of {stream}")
+    output.print_note(f"Subscribed to {consumer} of {stream}")
     async for message in subscription.messages:
         yield message

@@ -28,75 +28,106 @@ _Switch = bool | None
 
 OPTIONS: dict[str, Any] = {
     "filters": Annotated[
-        list[str] | None, _option("--filter", metavar="SUBJECT", help="Only these subjects; repeatable.")
+        list[str] | None, _option("--filter", metavar="SUBJECT", help="Filter subject; repeatable.")
     ],
     "start": Annotated[
         _Text,
         _option(
             "--start",
-            metavar="WHERE",
-            help="all, new, last, subject (last of each), a sequence, 1h (ago), a time.",
+            metavar="START",
+            help="Deliver policy: all, new, last, subject (last per subject), a sequence, 1h (ago), or a time.",
         ),
     ],
     "ack": Annotated[
         Literal["explicit", "all", "none"] | None,
-        _option("--ack", metavar="explicit|all|none", help="How messages are acknowledged."),
+        _option("--ack", metavar="explicit|all|none", help="Ack policy."),
     ],
     "ack_wait": Annotated[
-        _Text, _option("--wait", metavar="DURATION", help="How long for an acknowledgement.")
+        _Text,
+        _option(
+            "--wait", metavar="DURATION", help="Ack wait: redeliver a message not acknowledged in this time."
+        ),
     ],
-    "deliver": Annotated[_Text, _option("--deliver", metavar="SUBJECT", help="Push to this subject.")],
-    "group": Annotated[_Text, _option("--group", help="Push to one of this queue group.")],
+    "deliver": Annotated[
+        _Text, _option("--deliver", metavar="SUBJECT", help="Deliver subject; makes a push consumer.")
+    ],
+    "group": Annotated[
+        _Text, _option("--group", metavar="NAME", help="Deliver group: queue group of the push consumer.")
+    ],
     "flow_control": Annotated[
-        _Switch, _option("--flow-control/--no-flow-control", help="Pace what is pushed.")
+        _Switch, _option("--flow-control/--no-flow-control", help="Flow control of a push consumer.")
     ],
     "heartbeat": Annotated[
-        _Text, _option("--heartbeat", metavar="DURATION", help="Say so when nothing is to push.")
+        _Text, _option("--heartbeat", metavar="DURATION", help="Idle heartbeat of a push consumer.")
     ],
-    "max_deliver": Annotated[_Count, _option("--max-deliver", help="Deliveries of a message at most.")],
+    "max_deliver": Annotated[
+        _Count, _option("--max-deliver", metavar="N", help="Maximum deliveries of a message.")
+    ],
     "backoff": Annotated[
-        _Text, _option("--backoff", metavar="DURATIONS", help="Waits between deliveries: 1s,10s,1m.")
+        _Text,
+        _option("--backoff", metavar="DURATIONS", help="Ack waits of successive deliveries, e.g. 1s,10s,1m."),
     ],
-    "max_pending": Annotated[_Count, _option("--max-pending", help="Unacknowledged messages at most.")],
-    "max_waiting": Annotated[_Count, _option("--max-waiting", help="Waiting pulls at most.")],
-    "max_batch": Annotated[_Count, _option("--max-batch", help="Messages of a pull at most.")],
+    "max_pending": Annotated[
+        _Count, _option("--max-pending", metavar="N", help="Maximum ack pending: unacknowledged messages.")
+    ],
+    "max_waiting": Annotated[
+        _Count, _option("--max-waiting", metavar="N", help="Maximum waiting pull requests.")
+    ],
+    "max_batch": Annotated[
+        _Count, _option("--max-batch", metavar="N", help="Maximum messages of a pull request.")
+    ],
     "max_expires": Annotated[
-        _Text, _option("--max-expires", metavar="DURATION", help="How long a pull waits at most.")
+        _Text, _option("--max-expires", metavar="DURATION", help="Maximum expiry of a pull request.")
     ],
     "max_pull_bytes": Annotated[
-        _Text, _option("--max-bytes", metavar="SIZE", help="Size of a pull at most.")
+        _Text, _option("--max-bytes", metavar="SIZE", help="Maximum size of a pull request.")
     ],
     "replay": Annotated[
         Literal["instant", "original"] | None,
-        _option("--replay", metavar="instant|original", help="At once, or as it was published."),
+        _option(
+            "--replay", metavar="instant|original", help="Replay policy: at once, or at the original pace."
+        ),
     ],
-    "headers_only": Annotated[_Switch, _option("--headers-only/--no-headers-only", help="Without payloads.")],
+    "headers_only": Annotated[
+        _Switch, _option("--headers-only/--no-headers-only", help="Deliver headers without payloads.")
+    ],
     "inactive": Annotated[
-        _Text, _option("--inactive", metavar="DURATION", help="Remove it when unused so long.")
+        _Text,
+        _option(
+            "--inactive",
+            metavar="DURATION",
+            help="Inactive threshold: remove it after this time without use.",
+        ),
     ],
     "rate_limit": Annotated[
-        _Count, _option("--rate-limit", metavar="BITS", help="Push so many bits a second.")
+        _Count,
+        _option("--rate-limit", metavar="BITS", help="Rate limit of a push consumer, in bits per second."),
     ],
     "sample": Annotated[
-        _Text, _option("--sample", metavar="PERCENT", help="Advise of so many acknowledgements.")
+        _Text,
+        _option(
+            "--sample", metavar="PERCENT", help="Percentage of acknowledgements to sample as advisories."
+        ),
     ],
     "priority_policy": Annotated[
         Literal["overflow", "pinned_client", "prioritized"] | None,
         _option(
             "--priority-policy",
-            metavar="overflow|pinned_client|prioritized",
-            help="How pulls of a group are chosen.",
+            metavar="POLICY",
+            help="Priority policy: overflow, pinned_client or prioritized.",
         ),
     ],
-    "priority_group": Annotated[_Text, _option("--priority-group", help="The group of pulls.")],
-    "pinned_ttl": Annotated[
-        _Text, _option("--pinned-ttl", metavar="DURATION", help="How long a client stays pinned.")
+    "priority_group": Annotated[
+        _Text, _option("--priority-group", metavar="NAME", help="Priority group of pull requests.")
     ],
-    "replicas": Annotated[_Count, _option("--replicas", help="Copies in a cluster.")],
-    "memory": Annotated[_Switch, _option("--memory/--no-memory", help="Keep its state in memory.")],
-    "description": Annotated[_Text, _option("--description", help="What it is for.")],
+    "pinned_ttl": Annotated[_Text, _option("--pinned-ttl", metavar="DURATION", help="Pinned client TTL.")],
+    "replicas": Annotated[_Count, _option("--replicas", metavar="N", help="Replicas in a cluster.")],
+    "memory": Annotated[
+        _Switch, _option("--memory/--no-memory", help="Keep the consumer's state in memory.")
+    ],
+    "description": Annotated[_Text, _option("--description", metavar="TEXT", help="Description.")],
     "metadata": Annotated[
-        list[str] | None, _option("--metadata", metavar="NAME=VALUE", help="A note for programs; repeatable.")
+        list[str] | None, _option("--metadata", metavar="NAME=VALUE", help="Metadata; repeatable.")
     ],
 }
 
@@ -110,7 +141,7 @@ def apply_options(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
 
 
 def parse_start(text: str) -> dict[str, Any]:
-    """Parse where a consumer begins: a keyword, a sequence, a duration ago, or a time."""
+    """Parse a deliver policy: a keyword, a sequence, a duration ago, or a time."""
     if text in _DELIVER_POLICIES:
         return {"deliver_policy": _DELIVER_POLICIES[text]}
     if text.isdigit():
@@ -127,7 +158,7 @@ def parse_time(text: str, *, future: bool = False) -> datetime:
         found = datetime.fromisoformat(text)
     except ValueError:
         example = "1h or 2030-01-31T12:00:00Z"
-        raise CliError(f"{text!r} says no time: write for example {example}", USAGE_ERROR) from None
+        raise CliError(f"{text!r} is not a time: use for example {example}", USAGE_ERROR) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
 
 

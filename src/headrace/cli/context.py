@@ -12,23 +12,23 @@ from headrace.cli.exit_codes import CONFLICT, CliError
 from headrace.cli.session import passed_options, without_connection
 from headrace.cli.shared_options import Force
 
-context_app = typer.Typer(help="Saved connections; shared with the nats tool.", no_args_is_help=True)
+context_app = typer.Typer(help="Manage saved connections, shared with the nats tool.", no_args_is_help=True)
 
 _SECRETS = {"password", "token", "user_jwt", "user_seed"}
-Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _complete_context(incomplete: str) -> list[str]:
     return [name for name in contexts.list_names() if name.startswith(incomplete)]
 
 
-Name = Annotated[str, typer.Argument(help="The context.", autocompletion=_complete_context)]
+Name = Annotated[str, typer.Argument(help="Context name.", autocompletion=_complete_context)]
 
 
 @context_app.command("ls")
 @without_connection
 def ls(json: Json = False) -> None:
-    """List the saved connections; * is the selected one."""
+    """List the saved connections; * marks the selected one."""
     selected_name = contexts.get_selected()
     found = {name: contexts.load(name) for name in contexts.list_names()}
     if json:
@@ -38,7 +38,7 @@ def ls(json: Json = False) -> None:
         ]
         output.print_json(documents)
     elif not found:
-        output.print_note("there are no contexts; 'headrace context add' makes one")
+        output.print_note("no contexts; create one with 'headrace context add'")
     else:
         rows = [
             ("*" if name == selected_name else "", name, values.get("url", ""), values.get("description", ""))
@@ -50,7 +50,7 @@ def ls(json: Json = False) -> None:
 @context_app.command("show")
 @without_connection
 def show_one(name: Name, json: Json = False) -> None:
-    """Show a saved connection; its secrets stay hidden."""
+    """Show a saved connection, without its secrets."""
     values = _hide_secrets(contexts.load(name))
     if json:
         output.print_json(values)
@@ -65,7 +65,7 @@ def _hide_secrets(values: dict[str, Any]) -> dict[str, Any]:
 def add(name: str, description: str | None, select: bool, force: bool, json: bool, **flags: Any) -> None:
     """Save a connection under a name."""
     if name in contexts.list_names() and not force:
-        raise CliError(f"context {name!r} exists; --force replaces it", CONFLICT)
+        raise CliError(f"context {name!r} already exists; use --force to replace it", CONFLICT)
     values = {
         connection_target.CONTEXT_FIELDS[option]: value for option, value in passed_options(flags).items()
     }
@@ -83,12 +83,12 @@ def add(name: str, description: str | None, select: bool, force: bool, json: boo
 
 
 def _make_add_signature() -> inspect.Signature:
-    """Return its own options plus those of the connection that it saves."""
+    """Return the signature of `add`: its own options and the connection options."""
     own: dict[str, tuple[Any, Any]] = {
-        "name": (Annotated[str, typer.Argument(help="Its name.")], inspect.Parameter.empty),
-        "description": (Annotated[str | None, typer.Option(help="What it is for.")], None),
-        "select": (Annotated[bool, typer.Option("--select", help="Use it from now on.")], False),
-        "force": (Annotated[bool, typer.Option("--force", "-f", help="Replace one that exists.")], False),
+        "name": (Annotated[str, typer.Argument(help="Context name.")], inspect.Parameter.empty),
+        "description": (Annotated[str | None, typer.Option(metavar="TEXT", help="Description.")], None),
+        "select": (Annotated[bool, typer.Option("--select", help="Select it.")], False),
+        "force": (Annotated[bool, typer.Option("--force", "-f", help="Replace an existing context.")], False),
         "json": (Json, False),
     }
     saved = {
@@ -114,13 +114,16 @@ context_app.command("add")(_add)
 @without_connection
 def select(
     name: Annotated[
-        str, typer.Argument(help="The context; none says which it is.", autocompletion=_complete_context)
+        str,
+        typer.Argument(
+            help="Context name; without it, print the selected one.", autocompletion=_complete_context
+        ),
     ] = "",
 ) -> None:
-    """Use a saved connection from now on, here and in the nats tool."""
+    """Select the default connection of headrace and the nats tool."""
     if name:
         contexts.select(name)
-    print(contexts.get_selected() or "none is selected")
+    print(contexts.get_selected() or "no context is selected")
 
 
 @context_app.command("rm")

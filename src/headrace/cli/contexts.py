@@ -25,7 +25,7 @@ def get_config_folder() -> Path:
 
 def _get_path(name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise CliError(f"{name!r} cannot name a context: letters, digits and . _ - @ can", USAGE_ERROR)
+        raise CliError(f"invalid context name {name!r}: use letters, digits and . _ - @", USAGE_ERROR)
     return get_config_folder() / "context" / f"{name}.json"
 
 
@@ -46,11 +46,13 @@ def load(name: str) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
-        raise CliError(f"there is no context {name!r}; 'headrace context ls' lists them", NOT_FOUND) from None
+        raise CliError(
+            f"context {name!r} not found; list contexts with 'headrace context ls'", NOT_FOUND
+        ) from None
     except (OSError, ValueError) as error:
-        raise CliError(f"context {name!r} cannot be read: {error}", FAILED) from None
+        raise CliError(f"cannot read context {name!r}: {error}", FAILED) from None
     if not isinstance(found, dict):
-        raise CliError(f"context {name!r} cannot be read: {path} holds no JSON object", FAILED)
+        raise CliError(f"cannot read context {name!r}: {path} does not contain a JSON object", FAILED)
     return found
 
 

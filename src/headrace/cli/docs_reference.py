@@ -1,6 +1,6 @@
-"""Generates the command reference in docs/cli.md from the commands themselves, so that the two cannot differ.
+"""Generates the command reference in docs/reference/cli.md from the commands themselves, so that the two cannot differ.
 
-`python -m headrace.cli.docs_reference docs/cli.md` rewrites it between the page's two marks; a test compares.
+`python -m headrace.cli.docs_reference docs/reference/cli.md` rewrites it between the page's two marks; a test compares.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.cli import app
 from headrace.cli.connection_target import OPTIONS_PANEL
+from headrace.cli.help_layout import describe_argument
 
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 
@@ -50,7 +51,7 @@ def _render_command(path: str, command: Any) -> Iterator[str]:
     yield " ".join((command.help or "").split())
     yield ""
     for each in arguments:
-        yield f"- `{_get_argument_name(each)}`: {each.help}"
+        yield f"- `{describe_argument(each).removesuffix('...')}`: {each.help}"
     for each in own:
         if each.help and not each.hidden:
             yield f"- `{_render_flags(each)}`: {each.help}{_render_default(each)}"
@@ -58,12 +59,8 @@ def _render_command(path: str, command: Any) -> Iterator[str]:
         yield ""
 
 
-def _get_argument_name(argument: Any) -> str:
-    return str(argument.metavar or argument.name.upper()).strip("[].")
-
-
 def _render_argument(argument: Any) -> str:
-    name = _get_argument_name(argument) + ("..." if argument.nargs == -1 else "")
+    name = describe_argument(argument)
     return name if argument.required else f"[{name}]"
 
 

@@ -1,7 +1,7 @@
 """Exit codes that scripts can rely on, and the messages printed for errors.
 
 Owns the table from errors to exit codes and to the command that helps. Must not import a client before there is an
-error to explain.
+error to explain. See ADR 81.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ CLOSED_PIPE = 141
 #: Meaning of the codes, for the documentation.
 DESCRIPTIONS = {
     OK: "done",
-    FAILED: "the server refused, or something else went wrong; also a confirmation that was declined",
-    USAGE_ERROR: "the command line is wrong; nothing was done",
+    FAILED: "the server returned an error, the command failed, or a confirmation was declined",
+    USAGE_ERROR: "the command line is invalid; nothing was done",
     NOT_FOUND: "the stream, consumer, message, bucket, key or context does not exist",
-    CONFLICT: "somebody else was first: the key exists, the revision or last sequence is another one",
-    NO_CONNECTION: "no server, it refused the credentials, or the connection was lost",
-    NO_ANSWER: "nobody answered, or not in time; whether it happened is unknown",
-    INTERRUPTED: "ended by Ctrl-C",
-    CLOSED_PIPE: "the reader of the output went away (`| head`)",
+    CONFLICT: "conflict: the key or context already exists, or the revision or last sequence is a different one",
+    NO_CONNECTION: "cannot connect, the credentials were rejected, or the connection was lost",
+    NO_ANSWER: "no responders, or no response before the timeout; the request may have been carried out",
+    INTERRUPTED: "interrupted with Ctrl-C",
+    CLOSED_PIPE: "the output pipe was closed (`| head`)",
 }
 
 #: Advice for client errors for which the command line has its own wording.
 _REMEDIES = {
-    "StreamNotFound": "'headrace stream ls' lists the streams",
-    "BucketNotFound": "'headrace kv ls' lists the buckets, 'headrace kv add' makes one",
-    "ConsumerNotFound": "'headrace consumer ls' lists the consumers of a stream",
-    "BucketExists": "'headrace stream edit' and 'headrace kv edit' change what exists",
-    "KeyExists": "'headrace kv put' or 'kv update' change a key that exists",
-    "WrongRevision": "'headrace kv get' shows the revision",
-    "AtomicDisabled": "'headrace stream edit NAME --allow-atomic' allows batches",
-    "TTLDisabled": "'headrace stream edit NAME --allow-msg-ttl', or 'headrace kv edit BUCKET --markers 1h'",
-    "InvalidTTL": "write at least one second, for example 90s or 1h",
-    "BatchTooLarge": "divide the input",
+    "StreamNotFound": "list streams with 'headrace stream ls'",
+    "BucketNotFound": "list buckets with 'headrace kv ls', or create one with 'headrace kv add'",
+    "ConsumerNotFound": "list a stream's consumers with 'headrace consumer ls'",
+    "BucketExists": "change it with 'headrace kv edit' or 'headrace stream edit'",
+    "KeyExists": "change an existing key with 'headrace kv put' or 'headrace kv update'",
+    "WrongRevision": "get the current revision with 'headrace kv get'",
+    "AtomicDisabled": "allow batches with 'headrace stream edit NAME --allow-atomic'",
+    "TTLDisabled": "allow TTLs with 'headrace stream edit NAME --allow-msg-ttl' or 'headrace kv edit BUCKET --markers 1h'",
+    "InvalidTTL": "use at least one second, for example 90s or 1h",
+    "BatchTooLarge": "split the input into smaller batches",
 }
 
 
@@ -60,7 +60,7 @@ def to_cli_error(error: Exception) -> CliError:
     if isinstance(error, CliError):
         return error
     if isinstance(error, json.JSONDecodeError):
-        return CliError(f"this is not JSON: {error}", USAGE_ERROR)
+        return CliError(f"invalid JSON: {error}", USAGE_ERROR)
     if isinstance(error, ValueError | TypeError) and not _is_client_error(error):
         return CliError(str(error), USAGE_ERROR)
     return _from_client_error(error) or _from_system_error(error)
@@ -82,7 +82,7 @@ def _from_client_error(error: Exception) -> CliError | None:
     from headrace.errors import HeadraceError
 
     if is_jetstream_missing(error):
-        text = "JetStream does not answer: the server runs without it, or the account may not use it"
+        text = "JetStream does not respond: it is not enabled on the server or for this account"
         return CliError(text, NO_ANSWER)
     if isinstance(error, ours.JetStreamError):
         return CliError(_format_error(error), _exit_code_for(error))
@@ -91,17 +91,15 @@ def _from_client_error(error: Exception) -> CliError | None:
     if isinstance(error, ours.NoStream | ours.NoAnswer):
         return CliError(str(error), NO_ANSWER)
     if isinstance(error, nats.errors.NoRespondersError):
-        return CliError("nobody listens there (no responders)", NO_ANSWER)
+        return CliError("no responders: nothing is subscribed to this subject", NO_ANSWER)
     if isinstance(error, nats.errors.TimeoutError | builtins.TimeoutError):
-        return CliError("no answer in time; --timeout waits longer", NO_ANSWER)
+        return CliError("no response before the timeout; use --timeout to wait longer", NO_ANSWER)
     if isinstance(error, nats.errors.ConnectionClosedError | nats.errors.NoServersError):
         return CliError("the connection was lost", NO_CONNECTION)
     if isinstance(error, nats.errors.BadSubjectError):
-        return CliError("this is no subject: words without spaces, single dots between them", USAGE_ERROR)
+        return CliError("invalid subject: use tokens without spaces, separated by single dots", USAGE_ERROR)
     if isinstance(error, nats.errors.MaxPayloadError):
-        return CliError(
-            "the payload is larger than the server takes; 'headrace server info' says how much", FAILED
-        )
+        return CliError("the payload exceeds the server's max_payload; see 'headrace server info'", FAILED)
     if isinstance(error, HeadraceError) and isinstance(error, ValueError):
         return CliError(str(error), USAGE_ERROR)
     if isinstance(error, nats.errors.Error | HeadraceError):
@@ -141,11 +139,11 @@ def _exit_code_for(error: object) -> int:
 
 def _from_system_error(error: Exception) -> CliError:
     if isinstance(error, FileNotFoundError):
-        return CliError(f"{error.filename}: there is no such file", NOT_FOUND)
+        return CliError(f"{error.filename}: no such file", NOT_FOUND)
     if isinstance(error, ConnectionError):
         return CliError(f"the connection was lost: {error}", NO_CONNECTION)
     if isinstance(error, OSError):
         return CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     if isinstance(error, ModuleNotFoundError):
-        return CliError(f"{error.name} is missing: pip install {error.name}")
+        return CliError(f"the package {error.name} is not installed: pip install {error.name}")
     raise error

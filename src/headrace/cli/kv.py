@@ -17,12 +17,15 @@ from headrace.cli.shared_options import Bucket, Count, Force, Key, Raw, Value
 if TYPE_CHECKING:
     from headrace.client import Entry
 
-kv_app = typer.Typer(help="Buckets of keys and values.", no_args_is_help=True)
+kv_app = typer.Typer(help="Key-value buckets.", no_args_is_help=True)
 kv_app.add_typer(bucket_commands)
 
-Ttl = Annotated[str | None, typer.Option(metavar="DURATION", help="How long it lives; needs limit markers.")]
+Ttl = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="TTL of the key; the bucket needs --markers.")
+]
 Revision = Annotated[
-    int | None, typer.Option("--revision", min=1, help="Only if this is the key's revision.")
+    int | None,
+    typer.Option("--revision", metavar="REVISION", min=1, help="Only if the key has this revision."),
 ]
 
 
@@ -43,7 +46,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
 
 def _print_revision(session: CliSession, bucket: str, key: str, revision: int) -> None:
     values = {"bucket": bucket, "key": key, "revision": revision}
-    output.print_result(session.json, values, f"{key} has revision {revision}")
+    output.print_result(session.json, values, f"{key} is at revision {revision}")
 
 
 @kv_app.command()
@@ -52,10 +55,12 @@ async def get(
     session: CliSession,
     bucket: Bucket,
     key: Key,
-    revision: Annotated[int | None, typer.Option("--revision", min=1, help="An older revision.")] = None,
+    revision: Annotated[
+        int | None, typer.Option("--revision", metavar="REVISION", min=1, help="Get an older revision.")
+    ] = None,
     raw: Raw = False,
 ) -> None:
-    """Show the value of a key."""
+    """Get the value of a key."""
     kv = await session.js.key_value(bucket)
     entry = await kv.get(key, revision)
     if session.json:
@@ -70,7 +75,7 @@ async def get(
 @kv_app.command()
 @with_connection
 async def put(session: CliSession, bucket: Bucket, key: Key, value: Value = None) -> None:
-    """Set a key, whatever it was."""
+    """Set a key."""
     kv = await session.js.key_value(bucket)
     _print_revision(session, bucket, key, await kv.put(key, read_payload(value)))
 
@@ -78,7 +83,7 @@ async def put(session: CliSession, bucket: Bucket, key: Key, value: Value = None
 @kv_app.command()
 @with_connection
 async def create(session: CliSession, bucket: Bucket, key: Key, value: Value = None, ttl: Ttl = None) -> None:
-    """Set a key that has no value; ends with 4 if it has one."""
+    """Create a key; exits with 4 if it already exists."""
     kv = await session.js.key_value(bucket)
     _print_revision(session, bucket, key, await kv.create(key, read_payload(value), ttl=ttl))
 
@@ -91,10 +96,13 @@ async def update(
     key: Key,
     value: Value = None,
     revision: Annotated[
-        int, typer.Option("--revision", min=0, help="The key's revision now; 0 if it is new.")
+        int,
+        typer.Option(
+            "--revision", metavar="REVISION", min=0, help="Expected revision; 0: the key must not exist."
+        ),
     ] = 0,
 ) -> None:
-    """Set a key if it still has the revision that you saw; ends with 4 if not."""
+    """Set a key if its revision matches; exits with 4 if not."""
     kv = await session.js.key_value(bucket)
     _print_revision(session, bucket, key, await kv.update(key, read_payload(value), last=revision))
 
@@ -104,7 +112,7 @@ async def update(
 async def delete(
     session: CliSession, bucket: Bucket, key: Key, revision: Revision = None, force: Force = False
 ) -> None:
-    """Delete a key; its history stays."""
+    """Delete a key; its history is kept."""
     kv = await session.js.key_value(bucket)
     output.confirm(f"Delete {key} from {bucket}?", force)
     await kv.delete(key, last=revision)
@@ -121,7 +129,7 @@ async def purge(
     revision: Revision = None,
     force: Force = False,
 ) -> None:
-    """Delete a key with its history."""
+    """Delete a key and its history."""
     kv = await session.js.key_value(bucket)
     output.confirm(f"Purge {key} and its history from {bucket}?", force)
     await kv.purge(key, ttl=ttl, last=revision)
@@ -154,12 +162,16 @@ async def history(session: CliSession, bucket: Bucket, key: Key) -> None:
 async def watch(
     session: CliSession,
     bucket: Bucket,
-    keys: Annotated[list[str] | None, typer.Argument(help="Which keys; patterns like 'a.*' too.")] = None,
-    updates: Annotated[bool, typer.Option("--updates", help="Only what changes from now on.")] = False,
-    with_history: Annotated[bool, typer.Option("--history", help="Every stored revision first.")] = False,
+    keys: Annotated[
+        list[str] | None, typer.Argument(help="Keys or patterns such as 'a.*'; default: all.")
+    ] = None,
+    updates: Annotated[bool, typer.Option("--updates", help="Only changes from now on.")] = False,
+    with_history: Annotated[
+        bool, typer.Option("--history", help="Start with every stored revision.")
+    ] = False,
     count: Count = 0,
 ) -> None:
-    """Show keys as they change; first those that are there."""
+    """Print the current keys, then every change."""
     kv = await session.js.key_value(bucket)
     session.enable_reconnect()
     shown_count = 0
@@ -189,13 +201,13 @@ async def compact(
     session: CliSession,
     bucket: Bucket,
     older_than: Annotated[
-        str, typer.Option(metavar="DURATION", help="Only markers older than this.")
+        str, typer.Option(metavar="DURATION", help="Only keys deleted longer ago than this.")
     ] = "30m",
     force: Force = False,
 ) -> None:
-    """Remove deleted and purged keys for good, with their history and markers."""
+    """Remove the history and markers of deleted keys."""
     kv = await session.js.key_value(bucket)
-    output.confirm(f"Remove what was deleted in {bucket} for good?", force)
+    output.confirm(f"Remove the history and markers of deleted keys from {bucket}?", force)
     before = (await kv.status()).values
     await kv.purge_deletes(olderthan=-1 if older_than in ("0", "0s") else older_than)
     removed = before - (await kv.status()).values
@@ -209,7 +221,7 @@ async def compact(
 async def list_keys(
     session: CliSession,
     bucket: Bucket,
-    patterns: Annotated[list[str] | None, typer.Argument(help="Only these.")] = None,
+    patterns: Annotated[list[str] | None, typer.Argument(help="Key patterns; default: all.")] = None,
 ) -> None:
     """List the keys of a bucket."""
     await print_keys(session, bucket, patterns or [])

@@ -20,31 +20,31 @@ def _option(*flags: str, help: str, metavar: str | None = None) -> Any:
 
 
 OPTIONS: dict[str, Any] = {
-    "history": Annotated[int | None, _option("--history", help="Revisions kept of a key: 1 to 64.")],
-    "ttl": Annotated[str | None, _option("--ttl", metavar="DURATION", help="How long keys live.")],
+    "history": Annotated[
+        int | None, _option("--history", metavar="N", help="Revisions to keep per key, 1 to 64.")
+    ],
+    "ttl": Annotated[str | None, _option("--ttl", metavar="DURATION", help="TTL of all keys.")],
     "limit_markers": Annotated[
         str | None,
-        _option(
-            "--markers", metavar="DURATION", help="Keep markers of what expired so long; allows TTLs of keys."
-        ),
+        _option("--markers", metavar="DURATION", help="Limit marker TTL; also allows a TTL per key."),
     ],
-    "max_bytes": Annotated[str | None, _option("--max-bytes", metavar="SIZE", help="Size at most.")],
+    "max_bytes": Annotated[
+        str | None, _option("--max-bytes", metavar="SIZE", help="Maximum size of the bucket.")
+    ],
     "max_value_size": Annotated[
-        str | None, _option("--max-value-size", metavar="SIZE", help="Size of a value at most.")
+        str | None, _option("--max-value-size", metavar="SIZE", help="Maximum size of a value.")
     ],
     "storage": Annotated[
-        Literal["file", "memory"] | None, _option("--storage", metavar="file|memory", help="Where it lives.")
+        Literal["file", "memory"] | None, _option("--storage", metavar="file|memory", help="Storage type.")
     ],
-    "replicas": Annotated[int | None, _option("--replicas", help="Copies in a cluster.")],
-    "compression": Annotated[
-        bool | None, _option("--compress/--no-compress", help="Compress what is on disk.")
-    ],
+    "replicas": Annotated[int | None, _option("--replicas", metavar="N", help="Replicas in a cluster.")],
+    "compression": Annotated[bool | None, _option("--compress/--no-compress", help="Compress on disk (s2).")],
     "allow_atomic": Annotated[
-        bool | None, _option("--allow-atomic/--no-allow-atomic", help="Several keys can change together.")
+        bool | None, _option("--allow-atomic/--no-allow-atomic", help="Allow atomic changes of several keys.")
     ],
-    "description": Annotated[str | None, _option("--description", help="What it is for.")],
+    "description": Annotated[str | None, _option("--description", metavar="TEXT", help="Description.")],
     "metadata": Annotated[
-        list[str] | None, _option("--metadata", metavar="NAME=VALUE", help="A note for programs; repeatable.")
+        list[str] | None, _option("--metadata", metavar="NAME=VALUE", help="Metadata; repeatable.")
     ],
 }
 
@@ -64,9 +64,12 @@ def _convert_options(given: dict[str, Any]) -> dict[str, Any]:
 async def ls(
     session: CliSession,
     bucket: Annotated[
-        str, typer.Argument(help="List this bucket's keys.", autocompletion=completion_names.complete_buckets)
+        str,
+        typer.Argument(
+            help="List the keys of this bucket.", autocompletion=completion_names.complete_buckets
+        ),
     ] = "",
-    only_names: Annotated[bool, typer.Option("--names", "-n", help="Only their names.")] = False,
+    only_names: Annotated[bool, typer.Option("--names", "-n", help="Print names only.")] = False,
 ) -> None:
     """List the buckets, or the keys of one."""
     if bucket:
@@ -81,17 +84,17 @@ async def ls(
     elif session.json:
         output.print_json([_status_to_json(status) for status in found])
     elif not found:
-        output.print_note("there are no buckets; 'headrace kv add' makes one")
+        output.print_note("no buckets; create one with 'headrace kv add'")
     else:
         rows = [
             (each.bucket, each.history, f"{each.values:,}", output.format_size(each.bytes), _format_ttl(each))
             for each in found
         ]
-        output.print_table(("bucket", "history", "values", "size", "keys live"), rows)
+        output.print_table(("bucket", "history", "values", "size", "ttl"), rows)
 
 
 def _format_ttl(status: Any) -> str:
-    return output.format_duration(round(status.ttl * 1e9)) if status.ttl else "for ever"
+    return output.format_duration(round(status.ttl * 1e9)) if status.ttl else "unlimited"
 
 
 def _status_to_json(status: Any) -> dict[str, Any]:
@@ -123,11 +126,11 @@ def _print_status(session: CliSession, status: Any) -> None:
         "values": f"{values['values']:,}",
         "size": output.format_size(values["bytes"]),
         "history": values["history"],
-        "keys live": _format_ttl(status),
-        "markers kept for": output.format_duration(round(values["marker_ttl_s"] * 1e9))
+        "ttl": _format_ttl(status),
+        "limit marker ttl": output.format_duration(round(values["marker_ttl_s"] * 1e9))
         if values["marker_ttl_s"]
         else "none",
-        "atomic changes": "yes" if values["allow_atomic"] else "no",
+        "allow atomic": "yes" if values["allow_atomic"] else "no",
         "compressed": "yes" if values["compressed"] else "no",
         "storage": values["storage"],
         "replicas": values["replicas"],
@@ -140,9 +143,9 @@ def _print_status(session: CliSession, status: Any) -> None:
 @with_connection
 @with_options(OPTIONS, into="given")
 async def add(
-    session: CliSession, bucket: Annotated[str, typer.Argument(help="Its name.")], given: dict[str, Any]
+    session: CliSession, bucket: Annotated[str, typer.Argument(help="Bucket name.")], given: dict[str, Any]
 ) -> None:
-    """Make a bucket."""
+    """Create a bucket."""
     kv = await session.js.create_key_value(bucket=bucket, **_convert_options(given))
     _print_status(session, await kv.status())
 
@@ -151,9 +154,11 @@ async def add(
 @with_connection
 @with_options(OPTIONS, into="given")
 async def edit(session: CliSession, bucket: Bucket, given: dict[str, Any]) -> None:
-    """Change a bucket; what is not named stays as it is."""
+    """Change a bucket; options that are not given keep their values."""
     if not given:
-        raise CliError("what shall change? 'headrace kv edit --help' lists the options", USAGE_ERROR)
+        raise CliError(
+            "nothing to change: give at least one option (see 'headrace kv edit --help')", USAGE_ERROR
+        )
     kv = await session.js.update_key_value(bucket, **_convert_options(given))
     _print_status(session, await kv.status())
 
@@ -168,7 +173,7 @@ async def status(session: CliSession, bucket: Bucket) -> None:
 @bucket_commands.command()
 @with_connection
 async def rm(session: CliSession, bucket: Bucket, force: Force = False) -> None:
-    """Remove a bucket with everything in it."""
+    """Remove a bucket and all its keys."""
     kv = await session.js.key_value(bucket)
     values = (await kv.status()).values
     output.confirm(f"Remove bucket {bucket} with {values:,} values?", force)

@@ -17,7 +17,7 @@ serve_app, fsck_app, completion_app, version_app = (typer.Typer(add_completion=F
     add_help_option=False,
 )
 def serve(context: typer.Context) -> None:
-    """Run a broker; takes nats-server's flags (headrace serve --help)."""
+    """Run the server. Accepts nats-server's flags; see 'headrace serve --help'."""
     from headrace.cli.serve import serve
 
     raise typer.Exit(serve(context.args))
@@ -25,7 +25,7 @@ def serve(context: typer.Context) -> None:
 
 @version_app.command()
 def version() -> None:
-    """Say which version this is, and which nats-server it is compatible with."""
+    """Print the version, and the nats-server version it is compatible with."""
     from headrace.cli.serve import format_version
 
     print(format_version())
@@ -35,16 +35,16 @@ def version() -> None:
 @without_connection
 def fsck(
     directory: Annotated[
-        Path, typer.Argument(help="The store's folder, or that of -sd with all its accounts.")
+        Path, typer.Argument(help="A store directory, or the server's --store_dir with all accounts.")
     ],
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Let go of what is damaged, so that the rest can start.")
+        bool, typer.Option("--accept-loss", help="Remove damaged data so that the server can start.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Check a store that no broker has open; report damage, and repair only when told to accept the loss.
+    """Check the store of a stopped server and report damage; repair it with --accept-loss.
 
-    Ends with 0 if all is well, 1 if something is damaged, 2 if there is no store, a broker has it open,
+    Exits with 0 if the store is intact, 1 if it is damaged, 2 if there is no store, a server has it open,
     or a newer version wrote it.
     """
     from headrace.net.jetstream_setup import find_stores
@@ -56,11 +56,9 @@ def fsck(
 @completion_app.command()
 @without_connection
 def completion(
-    shell: Annotated[
-        Literal["bash", "zsh", "fish"], typer.Argument(metavar="bash|zsh|fish", help="The shell.")
-    ],
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="bash|zsh|fish", help="Shell.")],
 ) -> None:
-    """Print the script that completes commands, options, streams and buckets in a shell.
+    """Print a shell completion script for commands, options, streams and buckets.
 
     bash: headrace completion bash > ~/.local/share/bash-completion/completions/headrace
     """

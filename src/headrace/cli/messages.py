@@ -1,4 +1,4 @@
-"""`headrace pub`, `sub`, `req` and `reply`: exchange messages with any NATS server, for a first look and for scripts."""
+"""`headrace pub`, `sub`, `req` and `reply`: exchange messages with any NATS server, for interactive use and scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from headrace.cli import output as show
 from headrace.cli.exit_codes import NO_ANSWER, USAGE_ERROR, CliError
 from headrace.cli.session import CliSession, with_connection
-from headrace.cli.shared_options import Count, Headers, Payload, Raw, Subject
+from headrace.cli.shared_options import Count, Headers, Payload, Raw, Subject, SubjectPattern
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -27,7 +27,7 @@ def parse_headers(lines: Sequence[str] | None) -> dict[str, str] | None:
     for line in lines or ():
         name, colon, value = line.partition(":")
         if not colon or not line.isprintable():
-            raise CliError(f"{line!r} is not a header: write Name:value", USAGE_ERROR)
+            raise CliError(f"invalid header {line!r}: use Name:value", USAGE_ERROR)
         headers[name.strip()] = value.strip()
     return headers or None
 
@@ -35,7 +35,7 @@ def parse_headers(lines: Sequence[str] | None) -> dict[str, str] | None:
 def read_payload(text: str | None, file: Path | None = None) -> bytes:
     """Return the payload: the argument, a file, or all of standard input if there is neither."""
     if file is not None and text is not None:
-        raise CliError("give the payload or --file, not both", USAGE_ERROR)
+        raise CliError("give either a payload or --file, not both", USAGE_ERROR)
     if file is not None:
         return file.read_bytes()
     return sys.stdin.buffer.read() if text is None else text.encode()
@@ -60,25 +60,32 @@ async def pub(
     subject: Subject,
     payload: Payload = None,
     header: Headers = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How often.")] = 1,
-    file: Annotated[Path | None, typer.Option("--file", help="The payload is in this file.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")] = False,
-    reply: Annotated[str, typer.Option(help="Where answers shall go.")] = "",
-    stored: Annotated[
-        bool, typer.Option("--jetstream", "-J", help="Wait until a stream has stored it, and say where.")
-    ] = False,
-    ttl: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long a stream keeps it (-J).")
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of times to publish the payload.")
+    ] = 1,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Read the payload from this file.")
     ] = None,
-    msg_id: Annotated[str | None, typer.Option(help="Store it once under this id (-J).")] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Publish each line of standard input as a message.")
+    ] = False,
+    reply: Annotated[str, typer.Option(metavar="SUBJECT", help="Reply subject.")] = "",
+    stored: Annotated[
+        bool, typer.Option("--jetstream", "-J", help="Wait for the stream's acknowledgement and print it.")
+    ] = False,
+    ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Message TTL (requires -J).")] = None,
+    msg_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Message ID for deduplication (requires -J).")
+    ] = None,
     expect_last: Annotated[
-        int | None, typer.Option(metavar="SEQ", help="Only if this is the stream's last sequence (-J).")
+        int | None, typer.Option(metavar="SEQ", help="Expected last sequence of the stream (requires -J).")
     ] = None,
     expect_last_subject: Annotated[
-        int | None, typer.Option(metavar="SEQ", help="... the subject's last sequence, 0 if it is new (-J).")
+        int | None,
+        typer.Option(metavar="SEQ", help="Expected last sequence of the subject; 0: none (requires -J)."),
     ] = None,
 ) -> None:
-    """Publish messages: an argument, a file, standard input, or each of its lines."""
+    """Publish messages: an argument, a file, standard input, or each line of it."""
     options: dict[str, Any] = {
         "ttl": ttl,
         "msg_id": msg_id,
@@ -86,7 +93,7 @@ async def pub(
         "expect_last_subject_sequence": expect_last_subject,
     }
     if not stored and any(value is not None for value in options.values()):
-        raise CliError("--ttl, --msg-id and --expect-... are for streams: add --jetstream", USAGE_ERROR)
+        raise CliError("--ttl, --msg-id and --expect-... require --jetstream", USAGE_ERROR)
     headers = parse_headers(header)
     source = _iter_stdin_lines() if lines else iter([read_payload(payload, file)] * count)
     total = None if lines else count
@@ -110,23 +117,23 @@ def _print_ack(session: CliSession, ack: Any) -> None:
     if session.json:
         show.print_json_line({"stream": ack.stream, "seq": ack.seq, "duplicate": bool(ack.duplicate)})
     else:
-        print(f"stored in {ack.stream}, sequence {ack.seq}" + (", a duplicate" if ack.duplicate else ""))
+        print(f"stored in {ack.stream}, sequence {ack.seq}" + (", duplicate" if ack.duplicate else ""))
 
 
 @sub_app.command()
 @with_connection
 async def sub(
     session: CliSession,
-    subject: Subject,
-    queue: Annotated[str, typer.Option(help="Share the messages with others of this queue group.")] = "",
+    subject: SubjectPattern,
+    queue: Annotated[str, typer.Option(metavar="GROUP", help="Queue group.")] = "",
     count: Count = 0,
     raw: Raw = False,
 ) -> None:
-    """Show the messages of a subject as they come."""
+    """Subscribe to a subject and print its messages."""
     session.enable_reconnect()
     messages = await session.nc.subscribe(subject, queue=queue)
     await session.nc.flush()
-    show.print_note(f"Listening on {subject}")
+    show.print_note(f"Subscribed to {subject}")
     received = 0
     async for message in messages.messages:
         print_received(message, session.json, raw)
@@ -143,11 +150,12 @@ async def req(
     payload: Payload = None,
     header: Headers = None,
     replies: Annotated[
-        int, typer.Option("--replies", min=0, help="Answers to wait for; 0 takes all in time.")
+        int,
+        typer.Option("--replies", metavar="N", min=0, help="Replies to wait for; 0: all until the timeout."),
     ] = 1,
     raw: Raw = False,
 ) -> int | None:
-    """Ask, and show the answer."""
+    """Send a request and print the reply."""
     headers, data = parse_headers(header), read_payload(payload)
     if replies == 1:
         print_received(
@@ -164,13 +172,13 @@ async def req(
         async with asyncio.timeout(session.timeout):
             async for message in reply_subscription.messages:
                 if (message.headers or {}).get("Status") == "503":
-                    raise CliError("nobody listens there (no responders)", NO_ANSWER)
+                    raise CliError("no responders: nothing is subscribed to this subject", NO_ANSWER)
                 print_received(message, session.json, raw)
                 received += 1
                 if received == replies:
                     return None
     except TimeoutError:
-        show.print_note(f"{received} answers within {session.timeout:g} s")
+        show.print_note(f"{received} replies within {session.timeout:g} s")
     return 0 if received >= max(replies, 1) else NO_ANSWER
 
 
@@ -178,26 +186,28 @@ async def req(
 @with_connection
 async def reply(
     session: CliSession,
-    subject: Subject,
-    payload: Annotated[str, typer.Argument(help="The answer; with --echo it is the request itself.")] = "",
-    echo: Annotated[bool, typer.Option("--echo", help="Answer with the request.")] = False,
+    subject: SubjectPattern,
+    payload: Annotated[str, typer.Argument(help="Reply payload.")] = "",
+    echo: Annotated[bool, typer.Option("--echo", help="Reply with the request's payload.")] = False,
     command: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Answer with what this prints; it reads the request.")
+        str,
+        typer.Option(
+            metavar="COMMAND",
+            help="Reply with the output of this command; its standard input is the request.",
+        ),
     ] = "",
-    queue: Annotated[
-        str, typer.Option(help="Share the requests with others of this queue group.")
-    ] = "replies",
+    queue: Annotated[str, typer.Option(metavar="GROUP", help="Queue group.")] = "replies",
     header: Headers = None,
     count: Count = 0,
 ) -> None:
-    """Answer requests on a subject."""
+    """Reply to requests on a subject."""
     if bool(payload) + echo + bool(command) != 1:
-        raise CliError("what is the answer? Give one of PAYLOAD, --echo or --command", USAGE_ERROR)
+        raise CliError("give exactly one of PAYLOAD, --echo or --command", USAGE_ERROR)
     headers = parse_headers(header)
     session.enable_reconnect()
     requests = await session.nc.subscribe(subject, queue=queue)
     await session.nc.flush()
-    show.print_note(f"Answering on {subject}")
+    show.print_note(f"Replying to requests on {subject}")
     received = 0
     async for request in requests.messages:
         print_received(request, session.json)

@@ -1,4 +1,4 @@
-"""`headrace object ...`: buckets of large objects, in the format that all NATS clients use."""
+"""`headrace object ...`: object store buckets, in the format of all NATS clients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headrace.durations import parse_duration_ns
 if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
 
-objects_app = typer.Typer(help="Buckets of large objects.", no_args_is_help=True)
+objects_app = typer.Typer(help="Object store buckets.", no_args_is_help=True)
 
-Bucket = Annotated[str, typer.Argument(help="The bucket.")]
-Name = Annotated[str, typer.Argument(help="The object.")]
+Bucket = Annotated[str, typer.Argument(help="Bucket name.")]
+Name = Annotated[str, typer.Argument(help="Object name.")]
 _PREFIX = "OBJ_"
 
 
@@ -29,7 +29,7 @@ async def _get_bucket(session: CliSession, bucket: str) -> ObjectStore:
     try:
         return await session.js.object_store(bucket)
     except NotFoundError:
-        text = f"there is no object bucket {bucket!r}; 'headrace object ls' lists them"
+        text = f"object bucket {bucket!r} not found; list buckets with 'headrace object ls'"
         raise CliError(text, NOT_FOUND) from None
 
 
@@ -39,9 +39,9 @@ async def _get_info(bucket: ObjectStore, name: str) -> Any:
     try:
         info = await bucket.get_info(name)
     except NotFoundError:
-        raise CliError(f"there is no object {name!r}", NOT_FOUND) from None
+        raise CliError(f"object {name!r} not found", NOT_FOUND) from None
     if info.deleted:
-        raise CliError(f"there is no object {name!r}", NOT_FOUND)
+        raise CliError(f"object {name!r} not found", NOT_FOUND)
     return info
 
 
@@ -59,7 +59,7 @@ def _info_to_json(info: Any) -> dict[str, Any]:
 @objects_app.command("ls")
 @with_connection
 async def ls(
-    session: CliSession, bucket: Annotated[str, typer.Argument(help="List this bucket's objects.")] = ""
+    session: CliSession, bucket: Annotated[str, typer.Argument(help="List the objects of this bucket.")] = ""
 ) -> None:
     """List the buckets, or the objects of one."""
     if not bucket:
@@ -101,16 +101,16 @@ async def _list_objects(bucket: ObjectStore) -> list[Any]:
 @with_connection
 async def add(
     session: CliSession,
-    bucket: Annotated[str, typer.Argument(help="Its name.")],
-    ttl: Annotated[str, typer.Option(metavar="DURATION", help="How long objects live.")] = "",
-    description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
+    bucket: Annotated[str, typer.Argument(help="Bucket name.")],
+    ttl: Annotated[str, typer.Option(metavar="DURATION", help="TTL of objects.")] = "",
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="Description.")] = None,
 ) -> None:
-    """Make a bucket."""
+    """Create a bucket."""
     from nats.js.api import ObjectStoreConfig
 
     seconds = parse_duration_ns(ttl) / 1e9 if ttl else None
     await session.js.create_object_store(bucket, ObjectStoreConfig(ttl=seconds, description=description))
-    show.print_result(session.json, {"bucket": bucket}, f"made {bucket}")
+    show.print_result(session.json, {"bucket": bucket}, f"created {bucket}")
 
 
 @objects_app.command()
@@ -118,8 +118,8 @@ async def add(
 async def put(
     session: CliSession,
     bucket: Bucket,
-    file: Annotated[Path, typer.Argument(help="The file.")],
-    name: Annotated[str, typer.Option(help="The object's name, if not the file's.")] = "",
+    file: Annotated[Path, typer.Argument(help="File to store.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Object name; default: the file's name.")] = "",
 ) -> None:
     """Store a file."""
     store = await _get_bucket(session, bucket)
@@ -137,10 +137,11 @@ async def get(
     bucket: Bucket,
     name: Name,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Into this file, not to the output.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to this file; default: standard output."),
     ] = None,
 ) -> None:
-    """Read an object."""
+    """Get an object."""
     store = await _get_bucket(session, bucket)
     await _get_info(store, name)
     data = (await store.get(name)).data or b""
@@ -154,7 +155,7 @@ async def get(
 @objects_app.command()
 @with_connection
 async def info(session: CliSession, bucket: Bucket, name: Name) -> None:
-    """Show what is known of an object."""
+    """Show an object's size, digest and modification time."""
     values = _info_to_json(await _get_info(await _get_bucket(session, bucket), name))
     if session.json:
         show.print_json(values)
@@ -167,16 +168,16 @@ async def info(session: CliSession, bucket: Bucket, name: Name) -> None:
 async def rm(
     session: CliSession,
     bucket: Bucket,
-    name: Annotated[str, typer.Argument(help="The object; none removes the bucket.")] = "",
+    name: Annotated[str, typer.Argument(help="Object name; without it, remove the bucket.")] = "",
     force: Force = False,
 ) -> None:
-    """Remove an object, or a bucket with everything in it."""
+    """Remove an object, or a bucket and all its objects."""
     store = await _get_bucket(session, bucket)
     if name:
         await _get_info(store, name)
         show.confirm(f"Remove {name} from {bucket}?", force)
         await store.delete(name)
     else:
-        show.confirm(f"Remove object bucket {bucket} with everything in it?", force)
+        show.confirm(f"Remove object bucket {bucket} and all its objects?", force)
         await session.js.delete_object_store(bucket)
     show.print_result(session.json, {"bucket": bucket, "name": name or None}, f"removed {name or bucket}")

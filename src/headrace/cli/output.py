@@ -68,7 +68,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """Print one JSON document on a line and flush it: somebody may be waiting for it."""
+    """Print a JSON document on one line."""
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
@@ -134,7 +134,9 @@ def print_changes(json: bool, current: Mapping[str, object], changed: Mapping[st
     if json:
         print_json(changed)
     else:
-        print_table(("field", "now", "then"), [(key, current.get(key), new) for key, new in changed.items()])
+        print_table(
+            ("field", "current", "new"), [(key, current.get(key), new) for key, new in changed.items()]
+        )
 
 
 def print_fields(title: str, values: Mapping[str, object]) -> None:
@@ -197,13 +199,13 @@ def format_age(text: str | None) -> str:
 
 
 def confirm(question: str, force: bool) -> None:
-    """Ask before data is destroyed; refuse if there is nobody to ask."""
+    """Ask for confirmation on the terminal; raise CliError if it is declined or there is no terminal."""
     if force:
         return
     if not sys.stdin.isatty():
-        raise CliError(f"{question} Nobody is there to confirm it: add --force", USAGE_ERROR)
+        raise CliError(f"{question} Cannot ask for confirmation without a terminal: add --force", USAGE_ERROR)
     if _read_line(f"{escape_control(question)} [y/N]: ").strip().lower() not in ("y", "yes"):
-        raise CliError("nothing was changed", FAILED)
+        raise CliError("cancelled; nothing was changed", FAILED)
 
 
 def _read_line(question: str) -> str:

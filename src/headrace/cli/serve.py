@@ -1,7 +1,7 @@
 """`headrace serve`: runs a server as a process.
 
 Owns the process: exit codes, signals, the event loop. The server itself is `headrace.server`. Nothing slow is imported
-before it is needed.
+before it is needed. See ADRs 3 and 13.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _print_help(command_line: CommandLine) -> int:
 
 def _check_settings(command_line: CommandLine) -> int:
     command_line.resolve()
-    print("headrace serve: the settings are fine")
+    print("headrace serve: the configuration is valid")
     return OK
 
 
@@ -79,12 +79,12 @@ def _send_signal(command_line: CommandLine) -> int:
         raise OptionsError(f"unknown signal {name!r}: use one of {', '.join(sorted(SIGNALS))}")
     target = target or command_line.settings.get("pid_file", "")
     if not target:
-        raise OptionsError(f"which process? Give its id or its pid file: --signal {name}=<pid>")
+        raise OptionsError(f"no process given: use --signal {name}=<pid> or --signal {name}=<pid file>")
     try:
         pid = int(target) if target.isdigit() else _read_pid(target)
         os.kill(pid, SIGNALS[name])
     except (OSError, ValueError) as error:
-        raise OptionsError(f"cannot signal {target!r}: {error}") from error
+        raise OptionsError(f"cannot send the signal to {target!r}: {error}") from error
     return OK
 
 
@@ -136,9 +136,9 @@ async def _main(command_line: CommandLine, options: ServerOptions, log: Logger) 
     _install_signal_handlers(server, stop, log, command_line)
     await server.start()
     limit_fragmentation()
-    # A commit waits this long for a busy loop, several times; Python's default of 5 ms would add up.
+    # A commit switches threads several times and waits up to this long for each switch; Python's default is 5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Objects created during start-up live as long as the process: the garbage collector need not scan them again.
+    # Objects created during start-up live as long as the process: exclude them from later garbage collections.
     gc.collect()
     gc.freeze()
     stopped = asyncio.ensure_future(server.wait_stopped())
@@ -152,7 +152,7 @@ async def _main(command_line: CommandLine, options: ServerOptions, log: Logger) 
 
 
 def _reload(server: Server, log: Logger, command_line: CommandLine) -> None:
-    """Read the configuration again; an error in it changes nothing."""
+    """Reload the configuration; keep the current one if the new one has an error."""
     try:
         options, warnings = command_line.resolve()
         for warning in warnings:

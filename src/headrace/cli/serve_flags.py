@@ -1,8 +1,8 @@
 """Command line of `headrace serve`: parses nats-server's flags, by Go's rules, to Options.
 
 One or two dashes, `-flag value` or `-flag=value`; a switch is bare or `=true`/`=false`; the first word without a dash
-ends the flags. Owns the table of flags and their errors. It must not import anything slow: a server that replaces
-`nats-server` starts with this module.
+ends the flags. Owns the table of flags and their errors. Imports nothing slow, because it delays the start of the
+server. See ADR 3.
 """
 
 from __future__ import annotations
@@ -18,70 +18,80 @@ from headrace.config.options import LogFormat, OptionsError, ServerOptions, from
 from headrace.durations import parse_duration_ns, parse_size
 
 USAGE = """\
-Usage: headrace serve [flags]        the flags of nats-server, with one or two dashes
+Usage: headrace serve [flags]
 
-Where it listens
-    -a, --addr, --net <host>         address (default: 127.0.0.1)
-    -p, --port <port>                port for clients (default: 4222; -1 is any free one)
-    -n, --name, --server_name <name> name of the server
-    -m, --http_port <port>           port for monitoring (-1 is any free one)
-    -ms, --https_port <port>         the same over TLS
-        --http_admin_token <token>   who has it may change things on the web page
-        --client_advertise <h:p>     address that clients are told
-        --allow_insecure             listen beyond this machine without authentication
+Runs the server. Flags are those of nats-server, with one or two dashes.
 
-Who may connect
-        --user <user>                a user, with
-        --pass <password>            its password
-        --auth <token>               or a token instead
+Example: headrace serve --jetstream --store_dir ./data --http_port 8222
+
+Server
+    -a, --addr, --net <host>         address to listen on (default: 127.0.0.1)
+    -p, --port <port>                client port (default: 4222; -1: any free)
+    -n, --name, --server_name <name> server name (default: a generated ID)
+    -m, --http_port <port>           monitoring port, web page (-1: any free)
+    -ms, --https_port <port>         monitoring port over TLS
+        --http_admin_token <token>   token that allows changes on the web page
+        --client_advertise <h:p>     address to advertise to clients
+        --allow_insecure             allow remote access without authentication
+    -c, --config <file>              configuration file
+    -t                               check the configuration and exit
+    -P, --pid <file>                 write the process ID to this file
+        --ports_file_dir <dir>       write a file with the listening ports here
+    -sl, --signal <signal>=<pid>     send a signal to a running server: stop,
+                                     quit, ldm, reload, reopen
+
+JetStream
+    -js, --jetstream                 enable JetStream
+    -sd, --store_dir <dir>           store directory
+        --domain <name>              JetStream domain
+        --claims <file>              collect claims as configured in this file
+
+Authentication
+        --user <user>                user name required of clients
+        --pass <password>            password required of clients
+        --auth <token>               token required of clients
 
 TLS
-        --tls                        TLS, with
-        --tlscert <file>             the server's certificate
-        --tlskey <file>              and its key
-        --tlsverify                  client certificates are asked for and checked against
-        --tlscacert <file>           this authority
+        --tls                        enable TLS
+        --tlscert <file>             server certificate
+        --tlskey <file>              private key of the server certificate
+        --tlsverify                  require and verify client certificates
+        --tlscacert <file>           CA certificate to verify clients with
 
-Streams
-    -js, --jetstream                 durable streams
-    -sd, --store_dir <dir>           where they are kept
-        --claims <file>              collect the claims of the namespaces in this YAML file
+Leafnodes (the configuration file has more settings)
+        --leaf_listen <[host:]port>  accept leafnode connections (-1: any free)
+        --leaf_remotes <url,...>     connect to these servers as a leafnode
 
-        --domain <name>              their JetStream domain
+Limits and timeouts (sizes like 64MB, durations like 2s)
+        --max_payload <size>         --max_control_line <size>
+        --max_pending <size>         --max_connections <n>
+        --max_subscriptions <n>      --max_subscription_tokens <n>
+        --ping_interval <duration>   --ping_max <n>
+        --write_deadline <duration>  --auth_timeout <duration>
+        --tls_timeout <duration>     --tls_handshake_first
+        --lame_duck_duration <duration>
+        --lame_duck_grace_period <duration>
 
-Other servers (more in the configuration file, section leafnodes)
-        --leaf_listen <[host:]port>  let leafnodes dial in (-1 is any free port)
-        --leaf_remotes <url,...>     join these servers as a leafnode
+Logging
+    -l, --log, --log_file <file>     log file (default: stderr)
+        --log_format <text|json>     log format (default: text)
+    -T, --logtime                    timestamp log lines (default: true)
+        --logtime_utc                timestamps in UTC
+    -D, --debug                      log debug messages
+    -V, --trace                      log protocol messages
+    -DV                              both
 
-Limits and patience (the configuration file's keys, as flags; sizes like 64MB, durations like 2s)
-        --max_payload <size>         --max_control_line <size>      --max_pending <size>
-        --max_connections <n>        --max_subscriptions <n>        --max_subscription_tokens <n>
-        --ping_interval <duration>   --ping_max <n>                 --write_deadline <duration>
-        --auth_timeout <duration>    --tls_timeout <duration>       --tls_handshake_first
-        --lame_duck_duration <duration>    --lame_duck_grace_period <duration>
-
-Logs
-    -l, --log, --log_file <file>     into a file instead of stderr
-        --log_format <text|json>     form of the lines (default: text)
-    -T, --logtime                    time in each line (default: true)
-        --logtime_utc                in UTC
-    -D, --debug    -V, --trace    -DV  say more
-
-Running it
-    -c, --config <file>              configuration file
-    -t                               check the settings and exit
-    -P, --pid <file>                 file for the process id
-        --ports_file_dir <dir>       folder for a file that names the ports in use
-    -sl, --signal <signal>=<pid>     tell a running server: stop, quit, ldm, reload, reopen
-    -v, --version    -h, --help
+Other
+    -v, --version                    print the version
+    -h, --help                       print this help
 """
 
-#: The one setting that is no option: the configuration file.
+#: The only setting that is not a server option: the configuration file.
 CONFIG_KEY = "config"
 
 NO_CLUSTER = (
-    "Headrace is a single server and cannot form a cluster: leave the flag out. "
-    "For a cluster run nats-server; clients, claims and jobs work with it unchanged."
+    "Headrace is a single server and does not support clusters: remove the flag. "
+    "For a cluster use nats-server; clients, claims and Spark jobs work with it unchanged."
 )
 
 
@@ -231,9 +241,14 @@ _FLAG_TABLE: tuple[tuple[str, Flag], ...] = (
     ("no_advertise", Flag(read=_read_bool, rejection=NO_CLUSTER)),
     (
         "s syslog",
-        Flag(read=_read_bool, rejection="logs go to stderr or a file (-l): let your system pick them up."),
+        Flag(
+            read=_read_bool, rejection="syslog is not supported; Headrace logs to stderr or to a file (-l)."
+        ),
     ),
-    ("r remote_syslog", Flag(rejection="logs go to stderr or a file (-l): let your system pick them up.")),
+    (
+        "r remote_syslog",
+        Flag(rejection="syslog is not supported; Headrace logs to stderr or to a file (-l)."),
+    ),
     ("profile log_size_limit max_traced_msg_len", Flag(ignored=True)),
 )
 
@@ -254,7 +269,7 @@ def parse(arguments: Sequence[str]) -> CommandLine:
         if flag.rejection:
             raise OptionsError(f"-{name}: {flag.rejection}")
         if flag.ignored:
-            warnings.append(f"-{name} has no effect here")
+            warnings.append(f"-{name} has no effect in Headrace")
             continue
         value = _read_value(name, flag, text)
         for option in flag.options:

@@ -13,10 +13,10 @@ from headrace.cli.session import CliSession, nagios_check, with_connection
 from headrace.cli.shared_options import Consumer, Stream
 from headrace.durations import parse_duration_ns
 
-server_app = typer.Typer(help="Is the server well? Reach it, ask it, check it.", no_args_is_help=True)
-account_app = typer.Typer(help="What the account uses and may use.", no_args_is_help=True)
+server_app = typer.Typer(help="Ping, inspect and check a server.", no_args_is_help=True)
+account_app = typer.Typer(help="Show an account's JetStream usage and limits.", no_args_is_help=True)
 check_app = typer.Typer(
-    help="Checks for a monitoring system: one line, and 0 is OK, 1 a warning, 2 critical, 3 unknown.",
+    help="Checks for monitoring systems. Exit codes: 0 OK, 1 warning, 2 critical, 3 unknown.",
     no_args_is_help=True,
 )
 server_app.add_typer(check_app, name="check")
@@ -26,9 +26,11 @@ _STATUS_NAMES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _MS_NS = 1_000_000
 health_check = nagios_check(CRITICAL)
 
-Warn = Annotated[str, typer.Option("--warn", metavar="DURATION", help="Warn when the answer takes longer.")]
+Warn = Annotated[
+    str, typer.Option("--warn", metavar="DURATION", help="Warning if the round trip takes this long.")
+]
 Critical = Annotated[
-    str, typer.Option("--critical", metavar="DURATION", help="Critical when it takes longer.")
+    str, typer.Option("--critical", metavar="DURATION", help="Critical if the round trip takes this long.")
 ]
 
 
@@ -52,9 +54,10 @@ def _get_server_fields(session: CliSession) -> dict[str, Any]:
 @server_app.command()
 @with_connection
 async def ping(
-    session: CliSession, count: Annotated[int, typer.Option("--count", "-n", min=1, help="How often.")] = 5
+    session: CliSession,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of pings.")] = 5,
 ) -> None:
-    """Measure the time to the server and back."""
+    """Measure the round-trip time to the server."""
     times = [await measure_round_trip_ns(session) for _ in range(count)]
     server_fields = _get_server_fields(session)
     milliseconds = [each / _MS_NS for each in times]
@@ -66,7 +69,7 @@ async def ping(
         "max_ms": round(max(milliseconds), 3),
     }
     text = (
-        f"{server_fields['url']} (version {server_fields['version']}): {count} answers, "
+        f"{server_fields['url']} (version {server_fields['version']}): {count} pings, "
         f"min {result['min_ms']} ms, mean {result['mean_ms']} ms, max {result['max_ms']} ms"
     )
     output.print_result(session.json, result, text)
@@ -75,7 +78,7 @@ async def ping(
 @server_app.command()
 @with_connection
 async def info(session: CliSession) -> None:
-    """Show which server this is, and whether it has JetStream."""
+    """Show the server's URL, version and limits, and whether JetStream is enabled."""
     from headrace.client.errors import JetStreamError
 
     server_fields = _get_server_fields(session)
@@ -100,13 +103,13 @@ async def info(session: CliSession) -> None:
 
 @account_app.callback()
 def account() -> None:
-    """What the account uses and may use."""
+    """Show an account's JetStream usage and limits."""
 
 
 @account_app.command("info")
 @with_connection
 async def account_info(session: CliSession) -> None:
-    """Show what the account uses of JetStream, and its limits."""
+    """Show the account's JetStream usage and limits."""
     found = await session.api_request("INFO")
     if session.json:
         output.print_json(found)
@@ -131,7 +134,7 @@ async def account_info(session: CliSession) -> None:
                 f"{found['consumers']:,}", output.format_limit(limits["max_consumers"])
             ),
             "API level": calls.get("level"),
-            "API requests": f"{calls.get('total', 0):,}, {calls.get('errors', 0):,} refused",
+            "API requests": f"{calls.get('total', 0):,}, {calls.get('errors', 0):,} errors",
         },
     )
 
@@ -155,11 +158,11 @@ def _check_thresholds(value: float, warn: float | None, critical: float | None) 
 @check_app.command("connection")
 @health_check
 async def check_connection(session: CliSession, warn: Warn = "500ms", critical: Critical = "1s") -> int:
-    """Is the server reached, and quickly? No server at all is critical."""
+    """Check the round-trip time; critical if the server cannot be reached."""
     rtt_ns = await measure_round_trip_ns(session)
     status = _check_thresholds(rtt_ns, parse_duration_ns(warn), parse_duration_ns(critical))
     return _print_check(
-        session, "connection", status, f"answered in {rtt_ns / _MS_NS:.2f} ms", rtt_s=rtt_ns / 1e9
+        session, "connection", status, f"round trip {rtt_ns / _MS_NS:.2f} ms", rtt_s=rtt_ns / 1e9
     )
 
 
@@ -167,10 +170,14 @@ async def check_connection(session: CliSession, warn: Warn = "500ms", critical: 
 @health_check
 async def check_jetstream(
     session: CliSession,
-    warn: Annotated[int, typer.Option("--warn", help="Warn above so many per cent of a limit.")] = 75,
-    critical: Annotated[int, typer.Option("--critical", help="Critical above so many.")] = 90,
+    warn: Annotated[
+        int, typer.Option("--warn", metavar="PERCENT", help="Warning at this percentage of a limit.")
+    ] = 75,
+    critical: Annotated[
+        int, typer.Option("--critical", metavar="PERCENT", help="Critical at this percentage of a limit.")
+    ] = 90,
 ) -> int:
-    """Does JetStream answer, and is there room in the account's limits?"""
+    """Check that JetStream responds and the account is within its limits."""
     found = await session.api_request("INFO")
     limits = found["limits"]
     usage_and_limits = {
@@ -193,14 +200,21 @@ async def check_jetstream(
 async def check_stream(
     session: CliSession,
     stream: Stream,
-    min_messages: Annotated[int, typer.Option(help="Critical with fewer messages.")] = 0,
-    max_messages: Annotated[int | None, typer.Option(help="Critical with more messages.")] = None,
-    max_lag: Annotated[int | None, typer.Option(help="Critical when an origin is further ahead.")] = None,
+    min_messages: Annotated[
+        int, typer.Option(metavar="N", help="Critical below this number of messages.")
+    ] = 0,
+    max_messages: Annotated[
+        int | None, typer.Option(metavar="N", help="Critical above this number of messages.")
+    ] = None,
+    max_lag: Annotated[
+        int | None, typer.Option(metavar="N", help="Critical if a mirror or source lags by more messages.")
+    ] = None,
     max_silence: Annotated[
-        str, typer.Option(metavar="DURATION", help="Critical when an origin was silent so long.")
+        str,
+        typer.Option(metavar="DURATION", help="Critical if a mirror or source was not active for longer."),
     ] = "",
 ) -> int:
-    """Does a stream have its messages, and does it follow its origins?"""
+    """Check the number of messages of a stream, and the lag of its mirror or sources."""
     found = await session.api_request(f"STREAM.INFO.{stream}")
     count = found["state"]["messages"]
     problems = []
@@ -211,10 +225,10 @@ async def check_stream(
     upstreams = [found["mirror"]] if found.get("mirror") else found.get("sources") or []
     for upstream in upstreams:
         if max_lag is not None and upstream["lag"] > max_lag:
-            problems.append(f"{upstream['name']} is {upstream['lag']} ahead")
+            problems.append(f"lag of {upstream['lag']} messages behind {upstream['name']}")
         idle_ns = upstream.get("active", -1)
         if max_silence and not 0 <= idle_ns <= parse_duration_ns(max_silence):
-            problems.append(f"{upstream['name']} was not heard of")
+            problems.append(f"no contact with {upstream['name']} for longer than {max_silence}")
     text = "; ".join(problems) or f"{stream} has {count:,} messages"
     lag = max((upstream["lag"] for upstream in upstreams), default=0)
     return _print_check(session, "stream", CRITICAL if problems else OK, text, messages=count, lag=lag)
@@ -227,12 +241,18 @@ async def check_consumer(
     stream: Stream,
     consumer: Consumer,
     warn: Annotated[
-        int | None, typer.Option("--warn", help="Warn from so many unprocessed messages.")
+        int | None,
+        typer.Option("--warn", metavar="N", help="Warning at this number of unprocessed messages."),
     ] = None,
-    critical: Annotated[int | None, typer.Option("--critical", help="Critical from so many.")] = None,
-    max_ack_pending: Annotated[int | None, typer.Option(help="Critical from so many unacknowledged.")] = None,
+    critical: Annotated[
+        int | None,
+        typer.Option("--critical", metavar="N", help="Critical at this number of unprocessed messages."),
+    ] = None,
+    max_ack_pending: Annotated[
+        int | None, typer.Option(metavar="N", help="Critical at this number of unacknowledged messages.")
+    ] = None,
 ) -> int:
-    """Does a consumer keep up?"""
+    """Check how many messages a consumer has not processed or acknowledged."""
     found = await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}")
     num_pending, num_ack_pending = found["num_pending"], found["num_ack_pending"]
     status = max(

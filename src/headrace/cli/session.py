@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 AsyncCommand = Callable[..., Coroutine[Any, Any, int | None]]
 _CLOSE_TIMEOUT_S = 2.0
 _RETRY_S = 0.05
-_JSON = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class CliSession:
@@ -115,13 +115,13 @@ class CliSession:
         if isinstance(error, CliError):
             return error
         if isinstance(error, ModuleNotFoundError):
-            return CliError(f"--creds and --nkey need the package {error.name}: pip install {error.name}")
+            return CliError(f"--creds and --nkey require the package {error.name}: pip install {error.name}")
         if isinstance(error, ConnectionRefusedError):
-            text = f"no server listens at {server_text}; start one with 'headrace serve', or name another: --server"
+            text = f"no server at {server_text}; start one with 'headrace serve', or choose another with --server"
         elif isinstance(error, TimeoutError):
-            text = f"{server_text} did not answer within {self.timeout:g} s"
+            text = f"{server_text} did not respond within {self.timeout:g} s"
         elif isinstance(error, NatsError) and "uthorization" in str(error):
-            text = f"{server_text} refused the credentials: give --user and --password, --token, --creds or --nkey"
+            text = f"{server_text} rejected the credentials: use --user and --password, --token, --creds or --nkey"
         else:
             text = f"cannot connect to {server_text}: {str(error).removeprefix('nats: ') or type(error).__name__}"
         return CliError(text, NO_CONNECTION)
@@ -137,16 +137,16 @@ class CliSession:
             }
 
     async def _on_error(self, error: Exception) -> None:
-        """Record the error: requests raise their own, but the reason of a failed connection appears only here."""
+        """Record the error: nats-py reports why a connection failed only to this callback."""
         self._last_error = error
 
     async def _on_disconnect(self) -> None:
         if self._reconnects and self._clients and not self.nc.is_closed:
-            print_note("headrace: the connection was lost; connecting again ...")
+            print_note("headrace: connection lost; reconnecting ...")
 
     async def _on_reconnect(self) -> None:
         if self._reconnects:
-            print_note("headrace: connected again")
+            print_note("headrace: reconnected")
 
     async def close(self) -> None:
         import asyncio
@@ -165,7 +165,7 @@ def with_connection(work: AsyncCommand) -> Callable[..., None]:
 
 
 def nagios_check(code: int) -> Callable[[AsyncCommand], Callable[..., None]]:
-    """The same for a check that a monitoring system runs: any failure is printed and ends with this code."""
+    """Make a command of a monitoring check: print any error as CRITICAL and exit with this code."""
 
     def report_critical(error: Exception) -> int:
         print(f"CRITICAL: {to_cli_error(error)}")
@@ -207,7 +207,7 @@ def _make_command(work: AsyncCommand, on_error: Callable[[Exception], int]) -> C
 
 
 def without_connection(work: Callable[..., int | None]) -> Callable[..., None]:
-    """Make a command without a connection, whose errors are explained in the same way."""
+    """Make a command without a connection, with the same error messages and exit codes."""
 
     @wraps(work)
     def command(*arguments: Any, **values: Any) -> None:
@@ -243,7 +243,7 @@ def get_root_flags(context: typer.Context) -> dict[str, Any]:
 
 
 def report_error(error: Exception) -> int:
-    """Print in one line what went wrong; return the exit code."""
+    """Print the error message; return the exit code."""
     failure = to_cli_error(error)
     print_note(f"headrace: {failure}")
     return failure.code
@@ -268,7 +268,7 @@ def run_command(work: Callable[[], int | None], on_error: Callable[[Exception], 
 
 
 def discard_stdout() -> None:
-    """Silently drop further output: nobody reads it any more."""
+    """Redirect stdout to /dev/null, because the reading end of the pipe is closed."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

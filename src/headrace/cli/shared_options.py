@@ -10,33 +10,43 @@ from headrace.cli import completion_names
 
 
 def check_name(name: str) -> str:
-    """Return a valid name; an invalid one would change the subject of a request."""
+    """Return a valid name. A name with dots or wildcards would change the subject of the API request."""
     if not name or not name.isprintable() or set(name) & set(" .*>/\\"):
-        raise typer.BadParameter(f"{name!r} cannot be a name: no spaces, dots, slashes, * or >")
+        raise typer.BadParameter(f"invalid name {name!r}: spaces, dots, slashes, * and > are not allowed")
     return name
 
 
 Stream = Annotated[
     str,
-    typer.Argument(help="The stream.", autocompletion=completion_names.complete_streams, callback=check_name),
+    typer.Argument(
+        help="Stream name.", autocompletion=completion_names.complete_streams, callback=check_name
+    ),
 ]
 Consumer = Annotated[
     str,
     typer.Argument(
-        help="The consumer.", autocompletion=completion_names.complete_consumers, callback=check_name
+        help="Consumer name.", autocompletion=completion_names.complete_consumers, callback=check_name
     ),
 ]
-NewName = Annotated[str, typer.Argument(help="Its name.", callback=check_name)]
-Bucket = Annotated[str, typer.Argument(help="The bucket.", autocompletion=completion_names.complete_buckets)]
-Key = Annotated[str, typer.Argument(help="The key.")]
-Value = Annotated[str | None, typer.Argument(help="The value; standard input when left out.")]
-Subject = Annotated[str, typer.Argument(help="The subject; * stands for a token, > for the rest.")]
-Payload = Annotated[str | None, typer.Argument(help="The payload; standard input when left out.")]
-Headers = Annotated[
-    list[str] | None, typer.Option("--header", "-H", metavar="NAME:VALUE", help="A header; repeatable.")
+NewName = Annotated[
+    str, typer.Argument(help="Name, without spaces, dots, slashes, * and >.", callback=check_name)
 ]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
-Raw = Annotated[bool, typer.Option("--raw", "-r", help="Only the payload, as it is.")]
+Bucket = Annotated[str, typer.Argument(help="Bucket name.", autocompletion=completion_names.complete_buckets)]
+Key = Annotated[str, typer.Argument(help="Key.")]
+Value = Annotated[str | None, typer.Argument(help="Value; default: standard input.")]
+Subject = Annotated[str, typer.Argument(help="Subject.")]
+SubjectPattern = Annotated[
+    str, typer.Argument(metavar="SUBJECT", help="Subject; * matches one token, > all remaining tokens.")
+]
+Payload = Annotated[str | None, typer.Argument(help="Payload; default: standard input.")]
+Headers = Annotated[
+    list[str] | None, typer.Option("--header", "-H", metavar="NAME:VALUE", help="Header; repeatable.")
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask for confirmation.")]
+Raw = Annotated[bool, typer.Option("--raw", "-r", help="Print only the payload, unchanged.")]
 Count = Annotated[
-    int, typer.Option("--count", "-n", min=0, help="End after so many; 0 goes on until Ctrl-C.")
+    int,
+    typer.Option(
+        "--count", "-n", metavar="N", min=0, help="Stop after this many messages; 0: run until Ctrl-C."
+    ),
 ]

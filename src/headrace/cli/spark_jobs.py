@@ -18,44 +18,60 @@ from headrace.errors import HeadraceError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pipeline = typer.Typer(help="Move streams with Apache Spark.", no_args_is_help=True)
+pipeline = typer.Typer(help="Run Apache Spark jobs on streams.", no_args_is_help=True)
 
-ServerUrl = Annotated[str, typer.Option("--server", "-s", envvar="NATS_URL", help="Where the server is.")]
-Master = Annotated[str, typer.Option(help="Spark's master.")]
-TableFormat = Annotated[str, typer.Option("--format", help="Any table format that the session has.")]
+ServerUrl = Annotated[
+    str, typer.Option("--server", "-s", envvar="NATS_URL", metavar="URL", help="Server URL.")
+]
+Master = Annotated[str, typer.Option(metavar="URL", help="Spark master.")]
+TableFormat = Annotated[
+    str, typer.Option("--format", metavar="FORMAT", help="Table format, e.g. parquet or delta.")
+]
 ExtraOptions = Annotated[
     list[str] | None,
-    typer.Option("--option", "-o", help="name=value for the source or sink, as often as needed."),
+    typer.Option(
+        "--option", "-o", metavar="NAME=VALUE", help="Option of the data source or sink; repeatable."
+    ),
 ]
 ClaimsConfigFile = Annotated[
-    str, typer.Option("--config", "-c", help="The claims' configuration, a YAML file.")
+    str, typer.Option("--config", "-c", metavar="FILE", help="Claims configuration (YAML).")
 ]
 InventoryTable = Annotated[
-    str, typer.Option(help="A Parquet table of objects (key, size, modified) instead of a listing.")
+    str,
+    typer.Option(
+        metavar="PATH", help="Parquet table of objects (key, size, modified); default: list the object store."
+    ),
 ]
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
 
 @pipeline.command()
 def land(
-    stream: Annotated[str, typer.Argument(help="The stream; with --kv, the bucket.")],
-    target: Annotated[str, typer.Argument(help="The table's folder; with --table, its name in the catalog.")],
+    stream: Annotated[str, typer.Argument(help="Stream; with --kv, the bucket.")],
+    target: Annotated[
+        str, typer.Argument(help="Table directory; with --table, the table's name in the catalog.")
+    ],
     server: ServerUrl = DEFAULT_SERVER,
-    layout: Annotated[str, typer.Option(help="Folders: none, day, topic or subject.")] = "day",
+    layout: Annotated[
+        str, typer.Option(metavar="LAYOUT", help="Partition directories by: none, day, topic or subject.")
+    ] = "day",
     table_format: TableFormat = "parquet",
     checkpoint: Annotated[
-        str, typer.Option(help="Where the position is kept; beside the table by itself.")
+        str, typer.Option(metavar="PATH", help="Checkpoint location; default: next to the table.")
     ] = "",
-    files: Annotated[int, typer.Option(min=1, help="Files an epoch makes in a folder.")] = 1,
-    kv: Annotated[bool, typer.Option("--kv", help="Land the changes of a bucket.")] = False,
-    table: Annotated[bool, typer.Option("--table", help="The target is a table of the catalog.")] = False,
+    files: Annotated[int, typer.Option(min=1, metavar="N", help="Files per directory and micro-batch.")] = 1,
+    kv: Annotated[bool, typer.Option("--kv", help="Land the changes of a key-value bucket.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="The target is a catalog table.")] = False,
     every: Annotated[
-        str, typer.Option(help='Go on for ever: "1 minute". Without it, end when up to date.')
+        str,
+        typer.Option(
+            metavar="INTERVAL", help='Run continuously, e.g. "1 minute"; default: stop when up to date.'
+        ),
     ] = "",
     option: ExtraOptions = None,
     master: Master = "local[*]",
 ) -> None:
-    """Bring a table up to date with a stream, exactly once; run it again to go on."""
+    """Append new messages of a stream to a table, exactly once; run it again to continue."""
     from headrace.spark.jobs.landing import Landing, default_checkpoint, run_forever
 
     source_option = {"bucket": stream} if kv else {"stream": stream}
@@ -73,23 +89,25 @@ def land(
         )
         done = run_forever(spark, landing, print_progress)
     typer.echo(
-        f"{done.rows} rows in {done.batches} batches landed in {target}, up to sequence {done.last_seq}"
+        f"landed {done.rows} rows in {target} in {done.batches} batches, up to sequence {done.last_seq}"
     )
 
 
 @pipeline.command()
 def replay(
-    origin: Annotated[str, typer.Argument(help="The table's folder; with --table, its name in the catalog.")],
-    stream: Annotated[str, typer.Argument(help="The stream that takes the rows.")],
+    origin: Annotated[
+        str, typer.Argument(help="Table directory; with --table, the table's name in the catalog.")
+    ],
+    stream: Annotated[str, typer.Argument(help="Stream to publish to.")],
     server: ServerUrl = DEFAULT_SERVER,
-    where: Annotated[str, typer.Option(help="Which rows, as an SQL condition.")] = "true",
-    subject: Annotated[str, typer.Option(help="Where they go, in SQL.")] = "subject",
+    where: Annotated[str, typer.Option(metavar="SQL", help="Condition that selects rows.")] = "true",
+    subject: Annotated[str, typer.Option(metavar="SQL", help="Expression for the subject.")] = "subject",
     table_format: TableFormat = "parquet",
-    table: Annotated[bool, typer.Option("--table", help="The origin is a table of the catalog.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="The origin is a catalog table.")] = False,
     option: ExtraOptions = None,
     master: Master = "local[*]",
 ) -> None:
-    """Send the rows of a landed table into a stream; run again it adds only what is missing."""
+    """Publish the rows of a landed table to a stream; a repeated run adds only missing rows."""
     from headrace.spark import jobs
 
     with spark_session(master) as spark:
@@ -104,20 +122,20 @@ def replay(
             is_table=table,
             progress=print_progress,
         )
-    typer.echo(f"{done.rows} rows of {origin} are in stream {stream}")
+    typer.echo(f"{done.rows} rows of {origin} are stored in stream {stream}")
 
 
 @pipeline.command("kv-snapshot")
 def kv_snapshot(
-    bucket: Annotated[str, typer.Argument(help="The bucket.")],
-    target: Annotated[str, typer.Argument(help="The table's folder; what is there is replaced.")],
+    bucket: Annotated[str, typer.Argument(help="Bucket name.")],
+    target: Annotated[str, typer.Argument(help="Table directory; existing data is replaced.")],
     server: ServerUrl = DEFAULT_SERVER,
-    history: Annotated[bool, typer.Option(help="All revisions, not only the live keys.")] = False,
+    history: Annotated[bool, typer.Option(help="Include all revisions, not only current keys.")] = False,
     table_format: TableFormat = "parquet",
     option: ExtraOptions = None,
     master: Master = "local[*]",
 ) -> None:
-    """Write a bucket as a table."""
+    """Write a key-value bucket to a table."""
     from headrace.spark import jobs
 
     with spark_session(master) as spark:
@@ -125,20 +143,22 @@ def kv_snapshot(
         done = jobs.snapshot_bucket(
             spark, source, target, table_format=table_format, history=history, progress=print_progress
         )
-    typer.echo(f"{done.rows} rows of bucket {bucket} are in {target}")
+    typer.echo(f"wrote {done.rows} rows of bucket {bucket} to {target}")
 
 
 @pipeline.command("claims-audit")
 def claims_audit(
-    target: Annotated[str, typer.Argument(help="A folder for the table, the summary and the report.")],
+    target: Annotated[str, typer.Argument(help="Output directory for table, summary and report.")],
     config: ClaimsConfigFile,
     server: ServerUrl = DEFAULT_SERVER,
     inventory: InventoryTable = "",
-    price: Annotated[float, typer.Option(min=0, help="Dollars for a GB kept a month.")] = 0.023,
+    price: Annotated[
+        float, typer.Option(metavar="DOLLARS", min=0, help="Storage price in dollars per GB and month.")
+    ] = 0.023,
     option: ExtraOptions = None,
     master: Master = "local[*]",
 ) -> None:
-    """How long claims live, which leak, and what they cost: a table, and a report with plots."""
+    """Report the age, leaks and cost of claims: a table and an HTML report with charts."""
     from headrace.reader.claim_fetch import load_claim_configs
     from headrace.spark import jobs
 
@@ -162,20 +182,26 @@ def claims_audit(
 def claims_collect(
     config: ClaimsConfigFile,
     server: ServerUrl = DEFAULT_SERVER,
-    namespace: Annotated[str, typer.Option(help="Which one, where the file has several.")] = "",
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="Namespace, if the file has several.")] = "",
     stream: Annotated[
         list[str] | None,
         typer.Option(
-            help="A stream that refers to claims. Given all that do, unknown objects go after the grace period."
+            metavar="STREAM",
+            help="A stream that refers to claims; repeatable. Name all of them to also remove unknown objects "
+            "after the grace period.",
         ),
     ] = None,
     inventory: InventoryTable = "",
-    target: Annotated[str, typer.Option(help="A folder for a table of what became of each claim.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    target: Annotated[
+        str, typer.Option(metavar="PATH", help="Output directory for a table with the action per claim.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, without removing it.")
+    ] = False,
     option: ExtraOptions = None,
     master: Master = "local[*]",
 ) -> None:
-    """Delete what nobody needs any more, with many tasks; run it again for what the store refused."""
+    """Remove claims that are no longer needed, in parallel tasks; run it again to retry failed deletions."""
     from headrace.claims.errors import ConfigError
     from headrace.reader.claim_fetch import load_claim_configs
     from headrace.spark import jobs
@@ -183,7 +209,9 @@ def claims_collect(
     with spark_session(master) as spark:
         found = [each for each in load_claim_configs(config) if namespace in ("", each.namespace)]
         if len(found) != 1:
-            raise ConfigError("namespace", f"{config} has {len(found)} that fit; name one with --namespace")
+            raise ConfigError(
+                "namespace", f"{config} has {len(found)} matching namespaces; choose one with --namespace"
+            )
         done = jobs.claims_collect(
             spark,
             {"servers": server, **parse_pairs(option)},
@@ -201,10 +229,12 @@ def claims_collect(
 
 @pipeline.command()
 def doctor(
-    server: Annotated[str, typer.Option("--server", "-s", envvar="NATS_URL", help="A server to try.")] = "",
-    stream: Annotated[str, typer.Option(help="A stream to look at.")] = "",
+    server: Annotated[
+        str, typer.Option("--server", "-s", envvar="NATS_URL", metavar="URL", help="Also test this server.")
+    ] = "",
+    stream: Annotated[str, typer.Option(metavar="STREAM", help="Also test reading this stream.")] = "",
 ) -> None:
-    """Say whether Spark works here, finds the data sources, and reaches a server."""
+    """Check that Spark works, finds the data sources, and reaches a server."""
     from headrace.spark.doctor import run_checks
 
     good = True
@@ -222,7 +252,7 @@ def spark_session(master: str) -> Iterator[SparkSession]:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
-        typer.echo("headrace: Spark is missing; pip install 'headrace[spark]'", err=True)
+        typer.echo("headrace: Spark is not installed: pip install 'headrace[spark]'", err=True)
         raise typer.Exit(1) from error
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName("headrace pipeline")
@@ -254,6 +284,6 @@ def parse_pairs(options: list[str] | None) -> dict[str, Any]:
     for text in options or ():
         name, equals, value = text.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{text!r} is not an option: write name=value")
+            raise typer.BadParameter(f"invalid option {text!r}: use name=value")
         found[name.strip()] = value.strip()
     return found

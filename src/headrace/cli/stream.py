@@ -14,12 +14,15 @@ from headrace.cli.shared_options import Force, NewName, Stream
 from headrace.cli.stream_backup import backup_commands
 from headrace.cli.stream_messages import message_commands
 
-stream_app = typer.Typer(help="Streams: make them, look at them, change them.", no_args_is_help=True)
+stream_app = typer.Typer(help="Create, inspect, change and remove streams.", no_args_is_help=True)
 stream_app.add_typer(message_commands)
 stream_app.add_typer(backup_commands)
 
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="A configuration in JSON, as 'stream info --json' prints it.")
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Configuration as JSON, as printed by 'stream info --json'."
+    ),
 ]
 
 
@@ -27,8 +30,10 @@ ConfigFile = Annotated[
 @with_connection
 async def ls(
     session: CliSession,
-    subject: Annotated[str, typer.Option(help="Only those that capture this subject.")] = "",
-    only_names: Annotated[bool, typer.Option("--names", "-n", help="Only their names.")] = False,
+    subject: Annotated[
+        str, typer.Option(metavar="SUBJECT", help="Only streams that capture this subject.")
+    ] = "",
+    only_names: Annotated[bool, typer.Option("--names", "-n", help="Print names only.")] = False,
 ) -> None:
     """List the streams."""
     body = {"subject": subject} if subject else None
@@ -43,7 +48,7 @@ async def ls(
     elif session.json:
         output.print_json(found)
     elif not found:
-        output.print_note("there are no streams; 'headrace stream add' makes one")
+        output.print_note("no streams; create one with 'headrace stream add'")
     else:
         columns = ("name", "subjects", "storage", "messages", "size", "consumers", "last message")
         output.print_table(columns, map(_make_row, found))
@@ -89,10 +94,10 @@ def print_stream(session: CliSession, found: dict[str, Any]) -> None:
         idle_ns = upstream.get("active", -1)
         values = {
             "lag": f"{upstream['lag']:,}",
-            "last seen": output.format_duration(idle_ns) + " ago" if idle_ns >= 0 else "never",
+            "last active": output.format_duration(idle_ns) + " ago" if idle_ns >= 0 else "never",
         }
         output.print_fields(
-            f"Origin {upstream['name']}",
+            f"{'Mirror of' if found.get('mirror') else 'Source'} {upstream['name']}",
             {**values, "error": (upstream.get("error") or {}).get("description")},
         )
 
@@ -102,7 +107,7 @@ def _make_config_fields(config: dict[str, Any]) -> dict[str, object]:
     return {
         "description": config.get("description"),
         "subjects": config.get("subjects"),
-        "origin": _describe_upstream(config),
+        "upstream": _describe_upstream(config),
         "storage": config["storage"],
         "retention": config["retention"],
         "discard": config["discard"],
@@ -115,8 +120,8 @@ def _make_config_fields(config: dict[str, Any]) -> dict[str, object]:
         "max message size": output.format_size_limit(config.get("max_msg_size")),
         "max consumers": output.format_limit(config.get("max_consumers")),
         "duplicate window": output.format_duration(config.get("duplicate_window")),
-        "markers kept for": output.format_duration(config.get("subject_delete_marker_ttl") or 0),
-        "on": ", ".join(flags),
+        "delete marker ttl": output.format_duration(config.get("subject_delete_marker_ttl") or 0),
+        "enabled": ", ".join(flags),
         "metadata": [f"{key}={value}" for key, value in (config.get("metadata") or {}).items()],
     }
 
@@ -147,11 +152,11 @@ async def add(
     given: dict[str, Any],
     config: ConfigFile = None,
 ) -> None:
-    """Make a stream."""
+    """Create a stream."""
     new_config = {**stream_options.read_config(config), "name": stream}
     new_config = stream_options.apply_options(new_config, given)
     if not new_config.get("subjects") and not new_config.get("mirror") and not new_config.get("sources"):
-        raise CliError(f"what shall {stream} capture? Give --subjects, --mirror or --source", USAGE_ERROR)
+        raise CliError(f"no subjects given for {stream}: add --subjects, --mirror or --source", USAGE_ERROR)
     print_stream(session, await session.api_request(f"STREAM.CREATE.{stream}", new_config))
 
 
@@ -163,9 +168,11 @@ async def edit(
     stream: Stream,
     given: dict[str, Any],
     config: ConfigFile = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the changes, without applying them.")
+    ] = False,
 ) -> None:
-    """Change a stream; what is not named stays as it is."""
+    """Change a stream; options that are not given keep their values."""
     current = (await session.api_request(f"STREAM.INFO.{stream}"))["config"]
     new_config = stream_options.apply_options({**current, **stream_options.read_config(config)}, given)
     changed = {key: new_config[key] for key in new_config if new_config[key] != current.get(key)}
@@ -173,16 +180,16 @@ async def edit(
         output.print_changes(session.json, current, changed)
         return
     if not changed:
-        output.print_note(f"{stream} is like that already")
+        output.print_note(f"{stream} already has this configuration")
     print_stream(session, await session.api_request(f"STREAM.UPDATE.{stream}", new_config))
 
 
 @stream_app.command()
 @with_connection
 async def rm(session: CliSession, stream: Stream, force: Force = False) -> None:
-    """Remove a stream with all its messages and consumers."""
+    """Remove a stream, its messages and its consumers."""
     state = (await session.api_request(f"STREAM.INFO.{stream}"))["state"]
-    output.confirm(f"Remove stream {stream} with {state['messages']:,} messages?", force)
+    output.confirm(f"Remove stream {stream} and its {state['messages']:,} messages?", force)
     await session.api_request(f"STREAM.DELETE.{stream}")
     output.print_result(session.json, {"stream": stream, "messages": state["messages"]}, f"removed {stream}")
 
@@ -192,17 +199,21 @@ async def rm(session: CliSession, stream: Stream, force: Force = False) -> None:
 async def purge(
     session: CliSession,
     stream: Stream,
-    subject: Annotated[str, typer.Option(help="Only messages of these subjects.")] = "",
-    seq: Annotated[int, typer.Option(min=0, help="Only messages below this sequence.")] = 0,
-    keep: Annotated[int, typer.Option(min=0, help="Leave so many of the newest.")] = 0,
+    subject: Annotated[
+        str, typer.Option(metavar="SUBJECT", help="Only messages with this subject; wildcards allowed.")
+    ] = "",
+    seq: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only messages below this sequence.")] = 0,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep this many of the newest messages.")] = 0,
     force: Force = False,
 ) -> None:
-    """Remove messages of a stream, by default all; the stream stays."""
+    """Remove messages of a stream, by default all; keep the stream."""
     state = (await session.api_request(f"STREAM.INFO.{stream}"))["state"]
     selection_text = f" of {subject}" if subject else ""
     selection_text += f" below {seq}" if seq else ""
-    selection_text += f" but the newest {keep}" if keep else ""
-    output.confirm(f"Purge messages{selection_text} from {stream}, which has {state['messages']:,}?", force)
+    selection_text += f" except the newest {keep}" if keep else ""
+    output.confirm(
+        f"Purge messages{selection_text} from {stream}, which has {state['messages']:,} messages?", force
+    )
     body = {key: value for key, value in (("filter", subject), ("seq", seq), ("keep", keep)) if value}
     purged = (await session.api_request(f"STREAM.PURGE.{stream}", body))["purged"]
     output.print_result(
@@ -213,7 +224,7 @@ async def purge(
 @stream_app.command()
 @with_connection
 async def seal(session: CliSession, stream: Stream, force: Force = False) -> None:
-    """Close a stream for ever: nothing can be added, removed or changed any more."""
+    """Seal a stream permanently: its messages and configuration can no longer change."""
     config = (await session.api_request(f"STREAM.INFO.{stream}"))["config"]
     output.confirm(f"Seal {stream}? This cannot be undone.", force)
     print_stream(session, await session.api_request(f"STREAM.UPDATE.{stream}", {**config, "sealed": True}))
@@ -224,9 +235,9 @@ async def seal(session: CliSession, stream: Stream, force: Force = False) -> Non
 async def subjects(
     session: CliSession,
     stream: Stream,
-    pattern: Annotated[str, typer.Argument(help="Only these.")] = ">",
+    pattern: Annotated[str, typer.Argument(help="Subject filter; default: all.")] = ">",
 ) -> None:
-    """List the subjects of a stream with how many messages each has."""
+    """List the subjects of a stream and their message counts."""
     counts: dict[str, int] = {}
     while True:
         body = {"subjects_filter": pattern, "offset": len(counts)}

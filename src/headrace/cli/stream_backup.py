@@ -1,6 +1,6 @@
-"""`headrace stream backup` and `restore`: a stream as a folder, in the layout of the `nats` tool.
+"""`headrace stream backup` and `restore`: a stream as a directory, in the layout of the `nats` tool.
 
-The folder has `backup.json` (configuration and state) and `stream.tar.s2` (the server's own bytes, opaque here). The
+It has `backup.json` (configuration and state) and `stream.tar.s2` (the server's own bytes, opaque here). The
 backup is complete once `backup.json` exists, because that is written last.
 """
 
@@ -32,13 +32,13 @@ _CHUNK_BYTES = 128 * 1024
 async def backup(
     session: CliSession,
     stream: Stream,
-    folder: Annotated[Path, typer.Argument(help="Where to put it; must not hold a backup yet.")],
-    consumers: Annotated[bool, typer.Option("--consumers/--no-consumers", help="With its consumers.")] = True,
-    check: Annotated[bool, typer.Option("--check", help="Let the server check all messages first.")] = False,
+    folder: Annotated[Path, typer.Argument(help="Directory to write to; must not contain a backup.")],
+    consumers: Annotated[bool, typer.Option("--consumers/--no-consumers", help="Include consumers.")] = True,
+    check: Annotated[bool, typer.Option("--check", help="Verify all messages first.")] = False,
 ) -> None:
-    """Copy a stream into a folder, with its consumers; it goes on meanwhile."""
+    """Back up a stream and its consumers to a directory. The stream stays available meanwhile."""
     if (folder / METADATA_FILE).exists():
-        raise CliError(f"{folder} holds a backup already; choose another folder", CONFLICT)
+        raise CliError(f"{folder} already contains a backup; choose another directory", CONFLICT)
     folder.mkdir(parents=True, exist_ok=True)
     inbox = session.nc.new_inbox()
     chunks = await session.nc.subscribe(inbox, pending_bytes_limit=-1)
@@ -62,7 +62,9 @@ async def backup(
     messages = backup_metadata["state"]["messages"]
     values = {"stream": stream, "folder": str(folder), "messages": messages, "bytes": size}
     output.print_result(
-        session.json, values, f"{messages:,} messages of {stream} are in {folder}, {output.format_size(size)}"
+        session.json,
+        values,
+        f"backed up {messages:,} messages of {stream} to {folder}, {output.format_size(size)}",
     )
 
 
@@ -73,7 +75,9 @@ async def _request_backup(session: CliSession, call: str, request: dict[str, Any
         return await session.api_request(call, request)
     except JetStreamError as error:
         if is_jetstream_missing(error):
-            raise CliError("this server keeps no backups: nobody answers there", NO_ANSWER) from None
+            raise CliError(
+                "the server does not support backups: the API does not respond", NO_ANSWER
+            ) from None
         raise
 
 
@@ -86,11 +90,13 @@ async def _receive(session: CliSession, chunks: Any, file: BinaryIO, step: outpu
         try:
             chunk_msg: Msg = await chunks.next_msg(timeout=max(session.timeout, 10))
         except Late:
-            raise CliError("the server stopped sending; the backup is incomplete", NO_ANSWER) from None
+            raise CliError(
+                "timeout: the server stopped sending; the backup is incomplete", NO_ANSWER
+            ) from None
         status = (chunk_msg.headers or {}).get("Status", "204")
         if status != "204":
             description = (chunk_msg.headers or {}).get("Description", "")
-            raise CliError(f"the server gave up: {status} {description}".strip())
+            raise CliError(f"the server aborted the backup: {status} {description}".strip())
         if not chunk_msg.data:
             return size
         file.write(chunk_msg.data)
@@ -104,15 +110,19 @@ async def _receive(session: CliSession, chunks: Any, file: BinaryIO, step: outpu
 @with_connection
 async def restore(
     session: CliSession,
-    folder: Annotated[Path, typer.Argument(help="The folder of a backup.")],
-    replicas: Annotated[int | None, typer.Option(help="Copies in a cluster, if not as before.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Directory with a backup.")],
+    replicas: Annotated[
+        int | None, typer.Option(metavar="N", help="Replicas in a cluster; default: as in the backup.")
+    ] = None,
 ) -> None:
-    """Make a stream again from a backup; it must not exist."""
+    """Restore a stream from a backup; the stream must not exist."""
     try:
         backup_metadata = json.loads((folder / METADATA_FILE).read_text())
         size = (folder / CONTENT_FILE).stat().st_size
     except FileNotFoundError as error:
-        raise CliError(f"{folder} holds no backup: {error.filename} is missing", NOT_FOUND) from None
+        raise CliError(
+            f"{folder} does not contain a backup: {error.filename} is missing", NOT_FOUND
+        ) from None
     config, state = backup_metadata["config"], backup_metadata["state"]
     if replicas is not None:
         config["num_replicas"] = replicas
@@ -129,7 +139,7 @@ async def restore(
     _raise_on_error(found)
     messages = found["state"]["messages"]
     output.print_result(
-        session.json, {"stream": name, "messages": messages}, f"{name} is back with {messages:,} messages"
+        session.json, {"stream": name, "messages": messages}, f"restored {name} with {messages:,} messages"
     )
 
 

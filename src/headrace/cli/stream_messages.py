@@ -20,14 +20,19 @@ message_commands = typer.Typer()
 async def get(
     session: CliSession,
     stream: Stream,
-    seq: Annotated[int | None, typer.Argument(min=1, help="The message's sequence.")] = None,
-    last_for: Annotated[str, typer.Option(metavar="SUBJECT", help="The last message of a subject.")] = "",
+    seq: Annotated[int | None, typer.Argument(min=1, help="Sequence of the message.")] = None,
+    last_for: Annotated[
+        str, typer.Option(metavar="SUBJECT", help="Get the last message of this subject.")
+    ] = "",
     next_for: Annotated[
-        str, typer.Option(metavar="SUBJECT", help="The first of a subject at or after SEQ (or 1).")
+        str,
+        typer.Option(
+            metavar="SUBJECT", help="Get the first message of this subject, at or after SEQ if given."
+        ),
     ] = "",
     raw: Raw = False,
 ) -> None:
-    """Show a message of a stream."""
+    """Get a message of a stream."""
     body: dict[str, Any]
     if last_for and not (seq or next_for):
         body = {"last_by_subj": last_for}
@@ -37,7 +42,8 @@ async def get(
         body = {"seq": seq}
     else:
         raise CliError(
-            "which message? Give a sequence, or --last-for, or --next-for with or without one", USAGE_ERROR
+            "no message selected: give a sequence, --last-for, or --next-for (with or without a sequence)",
+            USAGE_ERROR,
         )
     stored = await _get_message(session, stream, body)
     headers, payload = decode_headers(stored.get("hdrs")), base64.b64decode(stored.get("data", ""))
@@ -58,7 +64,7 @@ async def _get_message(session: CliSession, stream: str, body: dict[str, Any]) -
         raise
     except NotFound:
         selector_text = " ".join(str(value) for value in body.values())
-        raise CliError(f"{stream} has no such message ({selector_text})", NOT_FOUND) from None
+        raise CliError(f"no message found in {stream} ({selector_text})", NOT_FOUND) from None
     return found
 
 
@@ -77,9 +83,9 @@ def decode_headers(encoded: str | None) -> dict[str, str]:
 async def rmm(
     session: CliSession,
     stream: Stream,
-    seq: Annotated[int, typer.Argument(min=1, help="The message's sequence.")],
+    seq: Annotated[int, typer.Argument(min=1, help="Sequence of the message.")],
     erase: Annotated[
-        bool, typer.Option("--erase", help="Overwrite its bytes on disk, where the server can.")
+        bool, typer.Option("--erase", help="Also overwrite its bytes on disk, if the server supports it.")
     ] = False,
     force: Force = False,
 ) -> None:

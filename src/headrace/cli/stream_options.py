@@ -36,19 +36,20 @@ def _switch_option(name: str, help: str) -> Any:
 
 OPTIONS: dict[str, Any] = {
     "subjects": _texts_option(
-        "--subjects", "--subject", metavar="SUBJECT", help="What it captures; repeat, or a,b,c."
+        "--subjects", "--subject", metavar="SUBJECT", help="Subjects to capture, comma-separated; repeatable."
     ),
-    "description": _text_option("--description", help="What it is for."),
+    "description": _text_option("--description", help="Description."),
     "storage": Annotated[
         Literal["file", "memory"] | None,
-        typer.Option("--storage", metavar="file|memory", help="Where it lives.", show_default=False),
+        typer.Option("--storage", metavar="file|memory", help="Storage type.", show_default=False),
     ],
     "retention": Annotated[
         Literal["limits", "interest", "work"] | None,
         typer.Option(
             "--retention",
             metavar="limits|interest|work",
-            help="What keeps messages: limits, interest, or work to do.",
+            help="Retention policy: keep messages until limits are reached, while consumers need them, "
+            "or until acknowledged (work queue).",
             show_default=False,
         ),
     ],
@@ -57,55 +58,65 @@ OPTIONS: dict[str, Any] = {
         typer.Option(
             "--discard",
             metavar="old|new",
-            help="What goes when it is full: the oldest, or what comes.",
+            help="When a limit is reached: remove old messages, or reject new ones.",
             show_default=False,
         ),
     ],
-    "discard_per_subject": _switch_option("discard-per-subject", "Full subjects refuse new messages too."),
-    "max_msgs": _count_option("--max-msgs", "Messages at most; -1 is no limit."),
-    "max_msgs_per_subject": _count_option("--max-msgs-per-subject", "Messages of a subject at most."),
-    "max_bytes": _text_option("--max-bytes", metavar="SIZE", help="Size at most: 10GB; -1 is no limit."),
+    "discard_per_subject": _switch_option(
+        "discard-per-subject", "With --discard new: also reject new messages at --max-msgs-per-subject."
+    ),
+    "max_msgs": _count_option("--max-msgs", "Maximum messages; -1: unlimited."),
+    "max_msgs_per_subject": _count_option(
+        "--max-msgs-per-subject", "Maximum messages per subject; -1: unlimited."
+    ),
+    "max_bytes": _text_option("--max-bytes", metavar="SIZE", help="Maximum size, e.g. 10GB; -1: unlimited."),
     "max_age": _text_option(
-        "--max-age", metavar="DURATION", help="How long messages are kept: 24h; 0 is for ever."
+        "--max-age", metavar="DURATION", help="Maximum age of messages, e.g. 24h; 0: unlimited."
     ),
-    "max_msg_size": _text_option("--max-msg-size", metavar="SIZE", help="Size of a message at most."),
-    "max_consumers": _count_option("--max-consumers", "Consumers at most."),
+    "max_msg_size": _text_option(
+        "--max-msg-size", metavar="SIZE", help="Maximum message size; -1: unlimited."
+    ),
+    "max_consumers": _count_option("--max-consumers", "Maximum consumers; -1: unlimited."),
     "dupe_window": _text_option(
-        "--dupe-window", metavar="DURATION", help="How long message ids are remembered."
+        "--dupe-window", metavar="DURATION", help="Duplicate window: time to remember message IDs."
     ),
-    "replicas": _count_option("--replicas", "Copies in a cluster."),
+    "replicas": _count_option("--replicas", "Replicas in a cluster."),
     "compression": Annotated[
         Literal["none", "s2"] | None,
-        typer.Option("--compression", metavar="none|s2", help="Of what is on disk.", show_default=False),
+        typer.Option("--compression", metavar="none|s2", help="Compression on disk.", show_default=False),
     ],
-    "allow_msg_ttl": _switch_option("allow-msg-ttl", "Messages may have their own lifetime."),
+    "allow_msg_ttl": _switch_option("allow-msg-ttl", "Allow a TTL per message."),
     "marker_ttl": _text_option(
-        "--marker-ttl", metavar="DURATION", help="How long markers of what expired are kept; 0 leaves none."
+        "--marker-ttl", metavar="DURATION", help="TTL of delete markers for expired subjects; 0: no markers."
     ),
-    "allow_atomic": _switch_option("allow-atomic", "Atomic batches are taken."),
-    "allow_counter": _switch_option("allow-counter", "Messages add to counters."),
-    "allow_schedules": _switch_option("allow-schedules", "Messages may be published later."),
-    "allow_direct": _switch_option("allow-direct", "Messages can be read without the stream's leader."),
-    "mirror_direct": _switch_option("mirror-direct", "Direct reads of the origin are served too."),
-    "allow_rollup": _switch_option("allow-rollup", "A message may replace those before it."),
-    "deny_delete": _switch_option("deny-delete", "Single messages cannot be deleted."),
-    "deny_purge": _switch_option("deny-purge", "It cannot be purged."),
-    "ack": _switch_option("ack", "Publishing is acknowledged."),
-    "first_seq": _count_option("--first-seq", "The sequence of its first message."),
-    "mirror": _text_option("--mirror", metavar="STREAM", help="It is a copy of this stream."),
-    "sources": _texts_option("--source", metavar="STREAM", help="It collects this stream; repeatable."),
+    "allow_atomic": _switch_option("allow-atomic", "Allow atomic batches."),
+    "allow_counter": _switch_option("allow-counter", "Make it a counter stream (Nats-Incr)."),
+    "allow_schedules": _switch_option("allow-schedules", "Allow message schedules."),
+    "allow_direct": _switch_option("allow-direct", "Allow direct gets, which any replica can serve."),
+    "mirror_direct": _switch_option("mirror-direct", "Serve direct gets on behalf of the mirrored stream."),
+    "allow_rollup": _switch_option("allow-rollup", "Allow rollup headers, which replace earlier messages."),
+    "deny_delete": _switch_option("deny-delete", "Deny deleting messages."),
+    "deny_purge": _switch_option("deny-purge", "Deny purging the stream."),
+    "ack": _switch_option("ack", "Acknowledge published messages."),
+    "first_seq": _count_option("--first-seq", "Sequence of the first message."),
+    "mirror": _text_option("--mirror", metavar="STREAM", help="Mirror this stream."),
+    "sources": _texts_option(
+        "--source", metavar="STREAM", help="Source messages from this stream; repeatable."
+    ),
     "through": _text_option(
         "--through",
         metavar="CONSUMER:SUBJECT",
-        help="The durable consumer that the mirror or only source reads through (consumer add --for-sourcing).",
+        help="Read the mirror or only source through this durable consumer (see consumer add --for-sourcing).",
     ),
     "republish": _text_option(
-        "--republish", metavar="FROM:TO", help="Publish again what was stored: 'orders.>:stored.>'."
+        "--republish", metavar="FROM:TO", help="Republish stored messages, e.g. 'orders.>:stored.>'."
     ),
-    "transform": _text_option("--transform", metavar="FROM:TO", help="Store under another subject."),
-    "metadata": _texts_option("--metadata", metavar="NAME=VALUE", help="A note for programs; repeatable."),
-    "tags": _texts_option("--tag", metavar="TAG", help="Servers that may keep it; repeatable."),
-    "cluster": _text_option("--cluster", help="The cluster that keeps it."),
+    "transform": _text_option(
+        "--transform", metavar="FROM:TO", help="Subject transform: store messages under another subject."
+    ),
+    "metadata": _texts_option("--metadata", metavar="NAME=VALUE", help="Metadata; repeatable."),
+    "tags": _texts_option("--tag", metavar="TAG", help="Placement tag; repeatable."),
+    "cluster": _text_option("--cluster", metavar="NAME", help="Placement cluster."),
 }
 
 
@@ -126,7 +137,7 @@ def read_config(path: Path | None) -> dict[str, Any]:
         return {}
     found = json.loads(path.read_text())
     if not isinstance(found, dict):
-        raise CliError(f"{path} holds no configuration: a JSON object was expected", USAGE_ERROR)
+        raise CliError(f"{path} does not contain a configuration: expected a JSON object", USAGE_ERROR)
     config: dict[str, Any] = found.get("config", found)
     return config
 
@@ -141,7 +152,7 @@ def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise CliError(f"{text!r} is no pair: write name=value", USAGE_ERROR)
+            raise CliError(f"invalid metadata {text!r}: use name=value", USAGE_ERROR)
         found[name.strip()] = value.strip()
     return found
 
@@ -157,16 +168,16 @@ def _split_commas(texts: Sequence[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
-def split_pair(text: str, kind: str) -> tuple[str, str]:
-    """Return the two halves of `a:b`."""
+def split_pair(text: str, form: str) -> tuple[str, str]:
+    """Return the two halves of `a:b`; `form` is the expected format, for the error message."""
     first, colon, second = text.partition(":")
     if not (colon and first and second):
-        raise CliError(f"{text!r} is no {kind}: write it as FIRST:SECOND", USAGE_ERROR)
+        raise CliError(f"invalid value {text!r}: use {form}", USAGE_ERROR)
     return first, second
 
 
 def _parse_mapping(text: str) -> dict[str, str]:
-    source, target = split_pair(text, "mapping of subjects")
+    source, target = split_pair(text, "FROM:TO")
     return {"src": source, "dest": target}
 
 
@@ -174,7 +185,7 @@ def _set_marker_ttl(config: dict[str, Any], value: str) -> None:
     nanoseconds = parse_duration_ns(value) if value != "0" else 0
     config["subject_delete_marker_ttl"] = nanoseconds
     if nanoseconds:
-        # Servers reject markers that would outlive their own lifetime, and rollups write them.
+        # The server rejects marker TTLs unless the stream allows message TTLs and rollups: markers use both.
         config["allow_msg_ttl"] = True
         config["allow_rollup_hdrs"] = True
 
@@ -187,10 +198,10 @@ def _make_placement_setter(part: str) -> Setter:
 
 
 def _set_source_consumer(config: dict[str, Any], text: str) -> None:
-    name, subject = split_pair(text, "consumer")
+    name, subject = split_pair(text, "CONSUMER:SUBJECT")
     upstreams = [config["mirror"]] if config.get("mirror") else config.get("sources") or []
     if len(upstreams) != 1:
-        raise CliError("--through needs --mirror or exactly one --source", USAGE_ERROR)
+        raise CliError("--through requires --mirror or exactly one --source", USAGE_ERROR)
     upstreams[0]["consumer"] = {"name": name, "deliver_subject": subject}
 
 

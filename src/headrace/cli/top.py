@@ -43,7 +43,7 @@ class StreamRow:
 
 @dataclass(frozen=True)
 class Sample:
-    """Everything at one moment."""
+    """The state of all streams and the busiest consumers at one moment."""
 
     time_s: float
     round_trip_ns: int
@@ -122,22 +122,33 @@ def sample_to_json(sample: Sample, sort: str) -> dict[str, Any]:
 async def top(
     session: CliSession,
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, help="Seconds between looks.")
+        float, typer.Option("--interval", "-i", min=0.1, metavar="SECONDS", help="Seconds between updates.")
     ] = 1.0,
     sort: Annotated[
-        Sort, typer.Option("--sort", metavar="name|messages|size|rate", help="Which streams come first.")
+        Sort, typer.Option("--sort", metavar="name|messages|size|rate", help="Sort order of streams.")
     ] = "rate",
     count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="End after so many looks; 0 goes on.")
+        int,
+        typer.Option(
+            "--count",
+            "-n",
+            metavar="N",
+            min=0,
+            help="Stop after this many updates; 0: run until stopped.",
+        ),
     ] = 0,
-    consumers: Annotated[bool, typer.Option("--consumers/--no-consumers", help="Show consumers too.")] = True,
+    consumers: Annotated[
+        bool, typer.Option("--consumers/--no-consumers", help="Also show consumers.")
+    ] = True,
 ) -> None:
-    """Show streams and consumers live: rates, sizes, lag. Ends with q or Ctrl-C.
+    """Show streams and consumers live: rates, sizes, lag. Press q or Ctrl-C to quit.
 
-    Into a pipe, or with --json, every look is printed: one JSON document a line.
+    In a pipe or with --json, prints every update; with --json as one JSON document per line.
     """
     if not (session.json or sys.stdout.isatty() or count):
-        raise CliError("this is no terminal: add --json, or --count 1 for one look", USAGE_ERROR)
+        raise CliError(
+            "the output is not a terminal: add --json, or --count 1 for a single update", USAGE_ERROR
+        )
     drawn = sys.stdout.isatty() and not session.json
     previous: Sample | None = None
     number = 0
@@ -171,6 +182,7 @@ def _line_painter(session: CliSession, sort: str) -> Iterator[Any]:
 
 
 _COLUMNS = ("stream", "messages", "size", "subjects", "stored/s", "growth/s", "consumers")
+_CONSUMER_COLUMNS = ("consumer", "unprocessed", "ack pending", "redelivered", "waiting")
 
 
 def _cells(row: StreamRow) -> tuple[str, ...]:
@@ -198,24 +210,14 @@ def _screen_painter() -> Iterator[Any]:
 
 
 def _render(sample: Sample, sort: str, session: CliSession, height: int) -> Any:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
-
-    def table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], row_limit: int) -> Table:
-        drawn = Table(box=SIMPLE_HEAD, expand=True, pad_edge=False, header_style="bold")
-        for number, column in enumerate(columns):
-            drawn.add_column(column, justify="right" if number else "left", no_wrap=True)
-        for row in rows[: max(1, row_limit)]:
-            drawn.add_row(*(Text(output.escape_control(cell)) for cell in row))
-        return drawn
 
     rate = sum(row.stored_per_s for row in sample.streams.values())
     size = sum(row.bytes for row in sample.streams.values())
     head = Text(
         f"headrace top  {session.target.display_urls}  round trip {sample.round_trip_ns / 1e6:.2f} ms  "
-        f"{len(sample.streams)} streams  {output.format_size(size)}  {rate:,.0f} stored/s  (q ends)",
+        f"{len(sample.streams)} streams  {output.format_size(size)}  {rate:,.0f} stored/s  (q: quit)",
         style="reverse",
     )
     consumer_rows = [
@@ -230,16 +232,23 @@ def _render(sample: Sample, sort: str, session: CliSession, height: int) -> Any:
     ]
     row_limit = height - 5 - (len(consumer_rows) + 4 if consumer_rows else 0)
     streams = [_cells(row) for row in sorted(sample.streams.values(), key=_SORT_KEYS[sort])]
-    parts: list[Any] = [head, table(_COLUMNS, streams, row_limit)]
+    parts: list[Any] = [head, _render_table(_COLUMNS, streams, row_limit)]
     if consumer_rows:
-        parts.append(
-            table(
-                ("consumer", "unprocessed", "ack pending", "redelivered", "waiting"),
-                consumer_rows,
-                len(consumer_rows),
-            )
-        )
+        parts.append(_render_table(_CONSUMER_COLUMNS, consumer_rows, len(consumer_rows)))
     return Group(*parts)
+
+
+def _render_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], row_limit: int) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=SIMPLE_HEAD, expand=True, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in rows[: max(1, row_limit)]:
+        drawn.add_row(*(Text(output.escape_control(cell)) for cell in row))
+    return drawn
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Batch:
         limit: int = MAX_MESSAGES,
     ) -> None:
         if ack_every < 1:
-            raise ValueError(f"ack_every={ack_every}: at least 1")
+            raise ValueError(f"ack_every={ack_every}: must be at least 1")
         self.id = js.connection.new_inbox().rpartition(".")[2]
         self.ack: BatchAck | None = None
         self._js = js
@@ -207,7 +207,7 @@ class Batch:
             await self.abandon()
             raise
         ack = await self.commit()
-        assert ack is not None, "only an empty batch has no acknowledgement"
+        assert ack is not None, "only an empty batch gets no acknowledgement"
         return ack
 
     async def __aenter__(self) -> Self:
@@ -220,14 +220,14 @@ class Batch:
             await self.abandon()
         elif self._state is _BatchState.FAILED:
             await self.abandon()
-            raise BatchClosed("a message of the batch was refused, so nothing was stored")
+            raise BatchClosed("a message of the batch was rejected, so nothing was stored")
         elif self._state is _BatchState.OPEN:
             await self.commit()
 
     def _check_open(self) -> None:
         if self._state is not _BatchState.OPEN:
             raise BatchClosed(
-                "the batch is committed, refused or abandoned: begin another one with js.batch()"
+                "the batch was committed, rejected or abandoned: start a new one with js.batch()"
             )
 
     async def _replace_pending(self, message: _PendingMessage, *, wait_for_first: bool = True) -> int:
@@ -289,7 +289,9 @@ class Batch:
             finally:
                 self._js.reply_inbox.discard(pending_ack)
             if stored is not None:
-                raise LevelTooLow.refuse(f"the server knows no batches and stored {member.subject!r} at once")
+                raise LevelTooLow.refuse(
+                    f"the server does not support batches and stored the message on {member.subject!r} immediately"
+                )
 
     async def _commit(self) -> BatchAck | None:
         if self._pending is None:
@@ -301,7 +303,7 @@ class Batch:
         try:
             ack = await commit_ack.wait(self._timeout_s)
         except NoAnswer as error:
-            text = f"no answer to the commit of batch {self.id} within {self._timeout_s:g} s"
+            text = f"no reply to the commit of batch {self.id} within {self._timeout_s:g} s"
             raise OutcomeUnknown(text) from error
         except JetStreamError as error:
             # An error of an earlier message is the cause of this one.

@@ -25,9 +25,7 @@ async def reset_consumer(
     js: JetStream, stream: str, consumer: str, seq: int | None = None, timeout: float | None = None
 ) -> ConsumerReset:
     if seq is not None and seq < 1:
-        raise ValueError(
-            f"seq={seq}: sequences begin with 1; without seq the consumer goes back to its ack floor"
-        )
+        raise ValueError(f"seq={seq}: sequences start at 1; omit seq to reset the consumer to its ack floor")
     body = {} if seq is None else {"seq": seq}
     try:
         response = await js.api_request(f"CONSUMER.RESET.{stream}.{consumer}", body, timeout=timeout)

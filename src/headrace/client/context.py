@@ -116,7 +116,7 @@ class JetStream(JetStreamContext):
     def batch(self, **options: Any) -> Batch:
         """Return an atomic batch, as a context: `async with js.batch() as batch: await batch.publish(...)`.
 
-        Options: `ack_every` (request a reply every so many messages, which bounds the number in flight), `timeout` in
+        Options: `ack_every` (request a reply every n messages, which bounds the number in flight), `timeout` in
         seconds, `limit` (the maximum number of messages in a batch).
         """
         return Batch(self, **options)
@@ -147,7 +147,7 @@ class JetStream(JetStreamContext):
             info = await self.api_request(f"STREAM.CREATE.{stream['name']}", stream)
         except BucketExists as error:
             raise BucketExists(
-                error.code, error.err_code, f"bucket {bucket.bucket!r} exists, but differs"
+                error.code, error.err_code, f"bucket {bucket.bucket!r} exists with a different configuration"
             ) from error
         return KeyValue(self, bucket.bucket, StreamInfo.from_response(info))
 
@@ -159,7 +159,7 @@ class JetStream(JetStreamContext):
             raise BucketNotFound.refuse(f"there is no bucket {bucket!r}") from error
         if info.config.max_msgs_per_subject < 1:
             raise BadBucket.refuse(
-                f"stream {info.config.name!r} is not a bucket: it keeps no history by subject"
+                f"stream {info.config.name!r} is not a bucket: max_msgs_per_subject is not set"
             )
         return KeyValue(self, bucket, info)
 

@@ -19,7 +19,7 @@ def parse_ttl_ns(duration: Duration, name: str = "ttl") -> int:
     """Return nanoseconds; raise ValueError if shorter than a second, which no server accepts."""
     nanoseconds = parse_duration_ns(duration)
     if nanoseconds < SECOND_NS:
-        raise ValueError(f"{name}={duration!r} is too short: at least one second")
+        raise ValueError(f"{name}={duration!r} is too short: use at least one second")
     return nanoseconds
 
 
@@ -29,7 +29,7 @@ def parse_optional_ns(duration: Duration | None, name: str) -> int:
         return 0
     nanoseconds = parse_duration_ns(duration)
     if nanoseconds <= 0:
-        raise ValueError(f"{name}={duration!r} is not a duration: give a positive one, or None")
+        raise ValueError(f"{name}={duration!r} is not a positive duration: use one, or None")
     return nanoseconds
 
 

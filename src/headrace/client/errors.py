@@ -168,7 +168,7 @@ class InvalidTTL(BadRequest):
     """The server cannot parse the TTL."""
 
     ERR_CODE = 10165
-    remedy = 'write at least one second, for example 90, "1m30s" or timedelta(minutes=1)'
+    remedy = 'use at least one second, for example 90, "1m30s" or timedelta(minutes=1)'
 
 
 class TTLDisabled(BadRequest):
@@ -189,7 +189,7 @@ class StreamFull(Unavailable):
     """The stream rejects new messages because one of its limits is reached."""
 
     ERR_CODE = 10077
-    remedy = "delete or purge something, or raise max_bytes or max_msgs"
+    remedy = "delete or purge messages, or raise max_bytes or max_msgs"
 
 
 class StreamMismatch(BadRequest):
@@ -202,7 +202,7 @@ class RollupRefused(ServerFault):
     """The stream does not allow this rollup."""
 
     ERR_CODE = 10111
-    remedy = "set allow_rollup_hdrs on the stream; in a batch, roll a subject up before writing it"
+    remedy = "set allow_rollup_hdrs on the stream; in a batch, roll up a subject before writing to it"
 
 
 class InvalidConfig(ServerFault):
@@ -215,7 +215,7 @@ class MissingSubjectSequence(BadRequest):
     """expect_last_subject was given without expect_last_subject_sequence."""
 
     ERR_CODE = 10193
-    remedy = "give expect_last_subject_sequence as well"
+    remedy = "set expect_last_subject_sequence as well"
 
 
 class LevelTooLow(JetStreamError):
@@ -233,7 +233,7 @@ class LimitMarkersUnsupported(LevelTooLow, theirs.KeyValueLimitMarkerTTLNotSuppo
 class LimitMarkersPermanent(BadRequest):
     """Limit markers can be enabled on a bucket and changed, but not disabled."""
 
-    remedy = "create another bucket without limit_markers"
+    remedy = "create a new bucket without limit_markers"
 
 
 class AtomicDisabled(BadRequest):
@@ -256,7 +256,7 @@ class BatchTooLarge(BadRequest):
     """More messages than a server accepts in one batch."""
 
     ERR_CODE = 10199
-    remedy = "divide it"
+    remedy = "split it into smaller batches"
 
 
 class BatchHeaderUnsupported(BadRequest):
@@ -269,7 +269,7 @@ class DuplicateInBatch(BadRequest):
     """A msg_id occurs twice in the batch, or was stored within the stream's duplicate window."""
 
     ERR_CODE = 10201
-    remedy = "leave the message out: it is stored already, or twice in the batch"
+    remedy = "remove the message: it is already stored, or in the batch twice"
 
 
 class TooManyBatches(JetStreamError):
@@ -277,7 +277,7 @@ class TooManyBatches(JetStreamError):
 
     CODE = 429
     ERR_CODE = 10210
-    remedy = "wait until others are committed, then send the whole batch again"
+    remedy = "wait until other batches are committed, then send the whole batch again"
 
 
 class BatchClosed(HeadraceError):
@@ -292,14 +292,14 @@ class NoStream(HeadraceError, theirs.NoStreamResponseError):
         self.subject = subject
 
     def __str__(self) -> str:
-        return f"no stream takes {self.subject!r}; create one with add_stream(), or check the subject"
+        return f"no stream stores {self.subject!r}; create one with add_stream(), or check the subject"
 
 
 class NoAnswer(HeadraceError, nats.errors.TimeoutError):
     """The server did not reply in time; whether it acted is unknown."""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else "no answer in time"
+        return str(self.args[0]) if self.args else "no reply in time"
 
 
 class OutcomeUnknown(NoAnswer):
@@ -332,7 +332,11 @@ def make_error(response: dict[str, Any]) -> JetStreamError:
     """Return the named error of an API error object `{"code", "err_code", "description"}`."""
     code, err_code = int(response.get("code") or 0), int(response.get("err_code") or 0)
     kind = _CLASS_BY_ERR_CODE.get(err_code) or _CLASS_BY_CODE.get(code, JetStreamError)
-    return kind(code, err_code, str(response.get("description") or "the server refused without a reason"))
+    return kind(
+        code,
+        err_code,
+        str(response.get("description") or "the server returned an error without a description"),
+    )
 
 
 def translate_error(error: JetStreamError, kind: type[JetStreamError]) -> JetStreamError:
@@ -356,5 +360,5 @@ def translate_nats_errors(target: str = "the request") -> Iterator[None]:
         raise NoStream(target) from error
     except nats.errors.TimeoutError as error:
         raise NoAnswer(
-            f"no answer to {target} in time; is the server reachable and allowed to answer?"
+            f"no reply to {target} in time; check that the server is reachable and this user has the permissions"
         ) from error

@@ -153,7 +153,9 @@ class KeyValue(NatsKeyValue):
     ) -> bool:
         """Mark the key as deleted, if `last` (when given) is its revision; its history stays."""
         if msg_ttl is not None:
-            raise TypeError("delete() takes no TTL: purge(key, ttl=...) removes the key and then its marker")
+            raise TypeError(
+                "delete() does not accept a TTL: use purge(key, ttl=...), whose marker expires after that time"
+            )
         await self._write(
             key, b"", {OPERATION_HEADER: Operation.DEL.value} | _make_revision_headers(last), validate_keys
         )
@@ -199,7 +201,7 @@ class KeyValue(NatsKeyValue):
         async with await self.watch(check_key(key), include_history=True) as watcher:
             entries = await watcher.initial()
         if not entries:
-            raise NoKeys.refuse(f"nothing is stored of {key!r} in bucket {self._name!r}")
+            raise NoKeys.refuse(f"there are no entries for {key!r} in bucket {self._name!r}")
         return entries
 
     async def keys(self, /, filters: Sequence[str] | None = None, **kwargs: Any) -> list[str]:
@@ -291,7 +293,7 @@ class KeyValue(NatsKeyValue):
             return {}
         headers = {m.TTL: format_ttl(ttl)}
         if not (await self.get_cached_status(required="allows_ttl")).allows_ttl:
-            raise TTLDisabled.refuse(f"bucket {self._name!r} has no limit markers, so a key takes no TTL")
+            raise TTLDisabled.refuse(f"bucket {self._name!r} has no limit markers, so keys cannot have a TTL")
         return headers
 
     def _make_bucket_not_found(self) -> BucketNotFound:
@@ -299,7 +301,7 @@ class KeyValue(NatsKeyValue):
 
 
 def _make_key_exists(key: str, revision: int | None, error: WrongRevision) -> KeyExists:
-    exists = KeyExists(error.code, error.err_code, f"{key!r} has a value")
+    exists = KeyExists(error.code, error.err_code, f"{key!r} already has a value")
     exists.revision = revision
     return exists
 

@@ -61,7 +61,9 @@ async def _find_tombstones(kv: KeyValue, keys: Iterable[str], error: WrongLastSe
     entries = await _get_last_entries(kv, keys)
     existing = [key for key, entry in entries.items() if not entry.deleted]
     if existing:
-        raise KeyExists(error.code, error.err_code, f"{', '.join(map(repr, existing))}: exists") from error
+        raise KeyExists(
+            error.code, error.err_code, f"already in the bucket: {', '.join(map(repr, existing))}"
+        ) from error
     return {key: entry.revision for key, entry in entries.items()}
 
 

@@ -107,7 +107,7 @@ def apply_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     unknown = changes.keys() - _OPTION_ENCODERS.keys()
     if unknown:
         raise TypeError(
-            f"{', '.join(sorted(unknown))} cannot be set; these can: {', '.join(_OPTION_ENCODERS)}"
+            f"{', '.join(sorted(unknown))} cannot be set; available options are {', '.join(_OPTION_ENCODERS)}"
         )
     result = dict(config)
     for name, value in changes.items():
@@ -173,7 +173,7 @@ def encode_mirror(mirror: api.StreamSource | str) -> dict[str, Any]:
 
 
 def encode_source(source: api.StreamSource | str, bucket: str) -> dict[str, Any]:
-    """Encode a source whose keys become keys of this bucket, unless it says otherwise."""
+    """Encode a source whose keys become keys of this bucket, unless it is configured otherwise."""
     result = encode_mirror(source)
     if not result.get("subject_transforms"):
         source_prefix = subject_prefix_for(parse_bucket_name(result["name"]) or result["name"])

@@ -81,13 +81,15 @@ def parse_operation(headers: Mapping[str, str] | None) -> Operation | None:
 
 def check_bucket(name: str) -> str:
     if not _BUCKET.fullmatch(name):
-        raise InvalidName(f"{name!r} cannot name a bucket: letters, digits, - and _ can")
+        raise InvalidName(f"{name!r} is not a valid bucket name: use letters, digits, - and _")
     return name
 
 
 def check_key(key: str) -> str:
     if not _KEY.fullmatch(key) or key[0] == "." or key[-1] == "." or ".." in key:
-        raise InvalidName(f"{key!r} cannot be a key: letters, digits and - / _ = can, with dots between them")
+        raise InvalidName(
+            f"{key!r} is not a valid key: use letters, digits and - / _ =, with dots in between"
+        )
     return key
 
 
@@ -96,5 +98,5 @@ def check_pattern(pattern: str) -> str:
     if not pattern:
         return ">"
     if not _PATTERN.fullmatch(pattern) or pattern[0] == "." or pattern[-1] == "." or ".." in pattern:
-        raise InvalidName(f"{pattern!r} cannot match keys: write for example 'orders.*' or 'orders.>'")
+        raise InvalidName(f"{pattern!r} is not a valid key pattern: use for example 'orders.*' or 'orders.>'")
     return pattern

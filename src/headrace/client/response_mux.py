@@ -42,7 +42,7 @@ class PendingAck:
         try:
             message = await asyncio.wait_for(asyncio.shield(self._reply), timeout_s)
         except TimeoutError as error:
-            raise NoAnswer(f"no answer to a message on {self._subject!r} within {timeout_s:g} s") from error
+            raise NoAnswer(f"no reply to a message on {self._subject!r} within {timeout_s:g} s") from error
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
             raise NoStream(self._subject)
         if not message.data:

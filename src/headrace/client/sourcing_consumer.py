@@ -77,7 +77,7 @@ def source_through(
     `domain` is that of the upstream's server if it is a different one, connected as a leafnode.
     """
     if external is not None and domain is not None:
-        raise ValueError("give external or domain: a domain is short for its API")
+        raise ValueError("give either external or domain, not both: domain is shorthand for external")
     consumer_source = StreamConsumerSource(
         name=consumer.name, deliver_subject=consumer.config.deliver_subject
     )
@@ -99,5 +99,7 @@ def _choose_deliver_policy(
     implied = {api.DeliverPolicy.BY_START_SEQUENCE: seq, api.DeliverPolicy.BY_START_TIME: time}
     chosen = [each for each, value in implied.items() if value is not None]
     if len(chosen) + (policy is not None and policy not in chosen) > 1:
-        raise ValueError("give one of start_seq, start_time and deliver_policy: each says where to start")
+        raise ValueError(
+            "give only one of start_seq, start_time and deliver_policy: each sets where to start"
+        )
     return policy or (chosen[0] if chosen else api.DeliverPolicy.ALL)

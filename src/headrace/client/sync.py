@@ -68,7 +68,9 @@ class EventLoopThread:
         except BaseException as error:
             # Also when the caller is interrupted: work that nobody waits for should not continue.
             if not result.done() and result.cancel() and isinstance(error, TimeoutError):
-                raise NoAnswer(f"not done within {timeout_s:g} s; is the server reachable?") from None
+                raise NoAnswer(
+                    f"not finished within {timeout_s:g} s; check that the server is reachable"
+                ) from None
             raise
 
     def stop(self) -> None:
@@ -150,7 +152,7 @@ class _SyncProxy(Generic[Inner]):
             raise WrongProcess(text)
         if threading.current_thread() is self._loop_thread.thread:
             raise RuntimeError(
-                "a callback of the event loop cannot wait for it: use the asynchronous client there"
+                "the blocking client cannot be used in a callback of its event loop: use the asynchronous client there"
             )
 
 

@@ -57,7 +57,7 @@ class WatchOptions:
         }
         chosen = [name for name, given in starts.items() if given]
         if len(chosen) > 1:
-            raise ValueError(f"choose one of {' and '.join(chosen)}: they say where to start")
+            raise ValueError(f"give only one of {' and '.join(chosen)}: each sets where to start")
 
     def make_consumer_config(self, prefix: str) -> api.ConsumerConfig:
         """Return the configuration of the consumer that delivers the entries."""
@@ -190,7 +190,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
         except TimeoutError as error:
             raise NoAnswer(f"no update within {timeout:g} s") from error
         if isinstance(update, StopIterSentinel):
-            raise NoAnswer("the watcher is stopped")
+            raise NoAnswer("the watcher was stopped")
         return update  # type: ignore[return-value]
 
     async def initial(self) -> list[Entry]:

@@ -19,7 +19,7 @@ DEPTH_MAX = 100
 
 
 class ConfigFileError(OptionsError):
-    """A configuration that cannot be used; the text begins with the position."""
+    """An invalid configuration file; the message starts with the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _ConfigParser:
             section = self._parse_section("")
         self._skip(_SEPARATORS)
         if self._offset < len(self._text):
-            self._fail(f"unexpected {self._peek()!r} after the end")
+            self._fail(f"unexpected {self._peek()!r} after the end of the configuration")
         return section
 
     def _parse_section(self, end: str) -> Section:
@@ -103,7 +103,7 @@ class _ConfigParser:
         section = Section()
         self._scopes.append(section)
         if len(self._scopes) > DEPTH_MAX:
-            self._fail(f"sections or included files within each other, more than {DEPTH_MAX} deep")
+            self._fail(f"sections or included files are nested more than {DEPTH_MAX} levels deep")
         while True:
             self._skip(_SEPARATORS)
             if self._peek() == end:
@@ -134,8 +134,10 @@ class _ConfigParser:
         match = _KEY.match(self._text, self._offset)
         if match is None:
             self._fail(f"expected a key, not {self._peek()!r}")
-        if match[0].endswith("{") or match[0] in ("]", "}"):
-            self._fail(f"{match[0]!r} is no key; a blank belongs before a brace")
+        if match[0] in ("]", "}"):
+            self._fail(f"expected a key, not {match[0]!r}")
+        if match[0].endswith("{"):
+            self._fail(f"{match[0]!r} is not a key: put a space before the brace")
         self._offset = match.end()
         return match[0]
 
@@ -157,7 +159,7 @@ class _ConfigParser:
         values: list[object] = []
         self._list_depth += 1
         if self._list_depth > DEPTH_MAX:
-            self._fail(f"lists within each other, more than {DEPTH_MAX} deep")
+            self._fail(f"lists are nested more than {DEPTH_MAX} levels deep")
         while True:
             self._skip(_SEPARATORS)
             if self._peek() == "]":
@@ -213,7 +215,9 @@ class _ConfigParser:
         if name not in self._environment and not _NAME.fullmatch(name):
             return f"${name}"  # a subject like $KV.> rather than a variable
         if name not in self._environment:
-            self._fail(f"variable {name!r} is neither a key above nor in the environment")
+            self._fail(
+                f"variable {name!r} is not defined: it is neither a key above nor an environment variable"
+            )
         text = self._environment[name]
         if text == f"${name}":
             self._fail(f"variable {name!r} refers to itself")

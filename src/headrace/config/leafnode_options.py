@@ -53,7 +53,7 @@ def parse_leafnode_url(url: str) -> LeafnodeAddress:
     if parts.scheme not in _SCHEMES:
         raise ValueError(f"{parts.scheme}:// is not supported: use one of {', '.join(_SCHEMES)}")
     if not parts.hostname:
-        raise ValueError("a host is missing")
+        raise ValueError("the host is missing")
     password = None if parts.password is None else unquote(parts.password)
     user = unquote(parts.username or "")
     return LeafnodeAddress(
@@ -118,11 +118,11 @@ class LeafnodeOptions:
     def find_error(self) -> str:
         """Return an error text, or ""."""
         if not -1 <= self.port <= 65535:
-            return f"leafnodes port {self.port} is not a port: use 1 to 65535, or -1 for any free one"
+            return f"invalid leafnodes port {self.port}: use 1 to 65535, or -1 for any free port"
         if self.user and self.users:
-            return "leafnodes authorization can have a user or users, not both"
+            return "leafnodes authorization has both 'user' and 'users': use one of them"
         if self.port and self.tls is not None and not (self.tls.cert and self.tls.key):
-            return "leafnodes tls needs cert_file and key_file"
+            return "leafnodes tls requires cert_file and key_file"
         for remote in self.remotes:
             if error_text := _find_remote_error(remote):
                 return error_text
@@ -131,12 +131,12 @@ class LeafnodeOptions:
 
 def _find_remote_error(remote: LeafnodeRemote) -> str:
     if not remote.urls:
-        return "a leafnode remote needs a url"
+        return "a leafnode remote has no url"
     if remote.credentials and remote.nkey:
-        return "a leafnode remote can have credentials or an nkey, not both"
+        return "a leafnode remote has both credentials and an nkey: use one of them"
     for url in remote.urls:
         try:
             parse_leafnode_url(url)
         except ValueError as error:
-            return f"a leafnode remote cannot be reached by this url: {error}"
+            return f"a leafnode remote has an invalid url: {error}"
     return ""

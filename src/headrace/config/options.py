@@ -2,7 +2,7 @@
 
 Owns the names, the defaults (those of nats-server, except for the address: loopback) and the checks that need only the
 values themselves. The command line, the configuration file and `headrace.Server` all end here; nothing else defines a
-default. It must not know where a value came from; secrets never show in its repr.
+default. It must not know where a value came from; secrets never show in its repr. See ADRs 1 and 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANY_PORT = -1
 
 
 class OptionsError(HeadraceError):
-    """A setting that cannot be used; the text names it, its value and the remedy."""
+    """An invalid setting; the message has its name, its value and what to do."""
 
 
 class LogFormat(StrEnum):
@@ -245,13 +245,13 @@ def _check_ports(o: ServerOptions) -> str:
     for name in ("port", "http_port", "https_port"):
         value = getattr(o, name)
         if not -1 <= value <= 65535:
-            return f"{name} {value} is not a port: use 1 to 65535, or -1 for any free one"
+            return f"invalid {name} {value}: use 1 to 65535, or -1 for any free port"
     return ""
 
 
 def _check_payload(o: ServerOptions) -> str:
     if o.max_payload > o.max_pending:
-        return f"max_payload ({o.max_payload}) cannot be larger than max_pending ({o.max_pending})"
+        return f"max_payload ({o.max_payload}) must not exceed max_pending ({o.max_pending})"
     return ""
 
 
@@ -259,11 +259,11 @@ def _check_limits(o: ServerOptions) -> str:
     for name in ("max_payload", "max_control_line", "max_pending"):
         value = getattr(o, name)
         if value <= 0:
-            return f"{name} is {value}: it has to be positive"
+            return f"invalid {name} {value}: must be greater than 0"
     for name in ("max_subscriptions", "max_subscription_tokens", "max_connections", "ping_max"):
         value = getattr(o, name)
         if value < 0:
-            return f"{name} is {value}: it cannot be negative"
+            return f"invalid {name} {value}: must not be negative"
     return ""
 
 
@@ -271,25 +271,25 @@ def _check_timeouts(o: ServerOptions) -> str:
     for name in ("ping_interval_s", "write_deadline_s", "auth_timeout_s", "tls_timeout_s"):
         value = getattr(o, name)
         if value <= 0:
-            return f"{name} is {value}: it has to be longer than nothing"
+            return f"invalid {name} {value}: must be greater than 0"
     return ""
 
 
 def _check_credentials(o: ServerOptions) -> str:
     if o.token and (o.user or o.users):
-        return "a token and users cannot be used together: choose --auth, or --user with --pass"
+        return "a token and users cannot be combined: use either --auth, or --user with --pass"
     if bool(o.user) != bool(o.password) and not o.users:
-        return "a user needs a password and a password a user: give both --user and --pass"
+        return "user and password must be given together: use both --user and --pass"
     return ""
 
 
 def _check_tls(o: ServerOptions) -> str:
     if not o.tls_enabled:
-        return "https_port needs TLS: give --tlscert and --tlskey" if o.https_port else ""
+        return "https_port requires TLS: add --tlscert and --tlskey" if o.https_port else ""
     if not o.tls_cert or not o.tls_key:
-        return "TLS needs a certificate and its key: give --tlscert and --tlskey"
+        return "TLS requires a certificate and its key: add --tlscert and --tlskey"
     if (o.tls_verify or o.tls_map) and not o.tls_ca:
-        return "verifying client certificates needs an authority: give --tlscacert"
+        return "verifying client certificates requires a CA certificate: add --tlscacert"
     return ""
 
 
@@ -298,9 +298,9 @@ def _check_websocket(o: ServerOptions) -> str:
     if not websocket.port:
         return ""
     if not websocket.tls.cert and not websocket.no_tls:
-        return "websocket needs tls { cert_file, key_file }, or no_tls: true behind something that does TLS"
+        return "websocket requires tls { cert_file, key_file }, or no_tls: true behind a TLS proxy"
     if websocket.tls.cert and (not websocket.tls.key or (websocket.tls.verify and not websocket.tls.ca)):
-        return "websocket tls needs key_file, and ca_file where certificates are verified"
+        return "websocket tls requires key_file, and ca_file if client certificates are verified"
     return ""
 
 
@@ -315,17 +315,17 @@ def _check_leafnodes(o: ServerOptions) -> str:
         has_auth or is_loopback(leafnode_options.host or o.host) or o.allow_remote_without_auth
     ):
         return (
-            f"refusing to let leafnodes dial in on {leafnode_options.host or o.host!r} without authentication: give "
-            "leafnodes { authorization { user, password } }, or say --allow_insecure if that is what you want"
+            f"refusing to accept leafnode connections on {leafnode_options.host or o.host!r} without authentication: "
+            "configure leafnodes { authorization { user, password } }, or use --allow_insecure to allow it"
         )
     return leafnode_options.find_error()
 
 
 def _check_operator(o: ServerOptions) -> str:
     if o.operator_mode and (o.users or o.user or o.token or o.accounts):
-        return "an operator and configured users or accounts cannot be used together"
+        return "an operator cannot be combined with configured users or accounts"
     if o.resolver_preload and not o.operator_mode:
-        return "resolver_preload needs an operator"
+        return "resolver_preload requires an operator"
     return ""
 
 
@@ -333,20 +333,20 @@ def _check_unique_users(o: ServerOptions) -> str:
     seen: set[str] = set()
     for user in o.users:
         if user.name in seen:
-            return f"user {user.name!r} is there twice: names are unique across accounts"
+            return f"duplicate user {user.name!r}: user names must be unique across accounts"
         seen.add(user.name)
     return ""
 
 
 def _check_claims(o: ServerOptions) -> str:
     if o.claims and not o.jetstream:
-        return f"claims {o.claims!r} are collected by what streams say: give -js too"
+        return f"claims {o.claims!r} requires JetStream: add -js"
     return ""
 
 
 def _check_server_name(o: ServerOptions) -> str:
     if any(c.isspace() for c in o.server_name):
-        return f"server name {o.server_name!r} contains blanks: use a name without"
+        return f"invalid server name {o.server_name!r}: spaces are not allowed"
     return ""
 
 
@@ -359,9 +359,9 @@ def _check_remote_auth(o: ServerOptions) -> str:
     if is_loopback(o.host) or o.has_credentials or o.tls_verify or o.allow_remote_without_auth:
         return ""
     return (
-        f"refusing to listen on {o.host or 'all addresses'!r} without authentication: anybody who reaches it "
-        "could read and write everything. Give --user and --pass, or --auth, or --tlsverify; "
-        "or say --allow_insecure if that is what you want"
+        f"refusing to listen on {o.host or 'all addresses'!r} without authentication: every client in the network "
+        "could read and write all data. Use --user and --pass, --auth or --tlsverify; "
+        "or --allow_insecure to allow it"
     )
 
 
@@ -392,6 +392,6 @@ def from_keywords(**values: Any) -> ServerOptions:
     unknown = sorted(set(values) - option_names())
     if unknown:
         raise OptionsError(
-            f"unknown option {unknown[0]!r}; the options are: {', '.join(sorted(option_names()))}"
+            f"unknown option {unknown[0]!r}; known options: {', '.join(sorted(option_names()))}"
         )
     return ServerOptions(**values)

@@ -39,8 +39,8 @@ def read_value(reader: ValueReader, value: object, key: str, pos: SourcePos) -> 
     try:
         return reader(value)
     except (TypeError, ValueError, OverflowError) as error:
-        value_text = "this" if key.lower() in _SECRET_KEYS else repr(value)
-        fail(pos, f"{key!r} cannot be {value_text}: {error}")
+        value_text = "(hidden)" if key.lower() in _SECRET_KEYS else repr(value)
+        fail(pos, f"invalid value {value_text} for {key!r}: {error}")
 
 
 # Values
@@ -48,25 +48,28 @@ def read_value(reader: ValueReader, value: object, key: str, pos: SourcePos) -> 
 
 def read_string(value: object) -> str:
     if isinstance(value, Section | list | bool):
-        raise TypeError("a text is expected")
+        raise TypeError("expected a string")
     return str(value)
 
 
 def read_int(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError("a whole number is expected")
-    return int(value)
+        raise TypeError("expected an integer")
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("expected an integer") from None
 
 
 def read_bool(value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError("true or false is expected")
+        raise TypeError("expected true or false")
     return value
 
 
 def read_seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError("a duration is expected")
+        raise TypeError("expected a duration")
     return parse_duration_ns(value) / 1e9
 
 
@@ -82,10 +85,12 @@ def read_host_port(value: object) -> tuple[str | None, int]:
     """Read `4222`, `"host:4222"` or `"[::1]:4222"`."""
     if isinstance(value, int) and not isinstance(value, bool):
         return None, value
-    host, colon, port = read_string(value).rpartition(":")
-    if not colon:
-        return None, int(port)
-    return host.strip("[]") or "0.0.0.0", int(port)
+    host, colon, port_text = read_string(value).rpartition(":")
+    try:
+        port = int(port_text)
+    except ValueError:
+        raise ValueError("expected a port, or host:port") from None
+    return host.strip("[]") or "0.0.0.0" if colon else None, port
 
 
 def read_enabled(value: object) -> object:
@@ -101,13 +106,13 @@ _ENABLED_WORDS = {"enabled": True, "enable": True, "disabled": False, "disable":
 
 def read_section(value: object, key: str, pos: SourcePos) -> Section:
     if not isinstance(value, Section):
-        fail(pos, f"{key!r} is a section: {key} {{ ... }}")
+        fail(pos, f"{key!r} must be a section: {key} {{ ... }}")
     return value
 
 
 def read_list(value: object, key: str, example: str, pos: SourcePos) -> list[object]:
     if not isinstance(value, list):
-        fail(pos, f"{key!r} is a list: {key} [ {{{example}}} ]")
+        fail(pos, f"{key!r} must be a list: {key} [ {{{example}}} ]")
     return value
 
 
@@ -121,7 +126,7 @@ class SectionSchema:
 
     `options` is a table of `"name alias ...": (option, reader)`: the option that a key sets and how its value is read; a
     reader alone sets the option with the first name. `section_readers` are functions that read a whole section into the
-    draft. The names in `ignored` have no effect here and cause a warning. Everything else is an error.
+    draft. The names in `ignored` have no effect and cause a warning. Everything else is an error.
     """
 
     def __init__(
@@ -173,4 +178,4 @@ class SectionSchema:
 
 
 def warn_ignored(draft: ConfigDraft, key: str, pos: SourcePos) -> None:
-    draft.warnings.append(f"{pos}: {key!r} has no effect here")
+    draft.warnings.append(f"{pos}: {key!r} has no effect in Headrace")

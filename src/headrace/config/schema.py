@@ -1,8 +1,7 @@
 """Maps the keys of a configuration file to Options.
 
-Owns the names of the keys. A key that is unknown, or that asks for something this server cannot do, is an error with its
-position, never silently ignored: a setting that protects something must not be lost. Keys that have no effect here, and
-are harmless to ignore, are reported as warnings.
+Owns the names of the keys. An unknown or unsupported key is an error with its position and never silently ignored,
+because it may be a security setting. Keys that have no effect in Headrace and are harmless to ignore cause a warning.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from headrace.config.schema_users import read_authorization
 
 
 def load_config(path: str, environment: Mapping[str, str]) -> ConfigDraft:
-    """Load a configuration file; ConfigFileError says what is wrong and where."""
+    """Load a configuration file; raise ConfigFileError with the position of an error."""
     try:
         text = _read_file(path)
     except OSError as error:
@@ -93,7 +92,7 @@ def _read_jetstream_limits(draft: ConfigDraft, value: object, pos: SourcePos) ->
 
 
 def _reject_resolver_tls(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    fail(pos, "'resolver_tls' is not supported yet: leave it out")
+    fail(pos, "'resolver_tls' is not supported: remove it")
 
 
 # Keys

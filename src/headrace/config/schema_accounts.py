@@ -100,7 +100,7 @@ def read_accounts(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
 def _read_name(value: object, pos: SourcePos) -> str:
     name: str = read_value(read_string, value, "accounts", pos)
     if name == GLOBAL:
-        fail(pos, f"{GLOBAL!r} is the account of those who are in no other; it is not configured")
+        fail(pos, f"{GLOBAL!r} is the global account, which cannot be configured here")
     return name
 
 
@@ -146,10 +146,10 @@ def _parse_mapping(draft: ConfigDraft, source: str, target: object, pos: SourceP
         {"subject": entry} if isinstance(entry, str) else keys.read(draft, entry, pos)
         for entry in (target if isinstance(target, list) else [target])
     ]
-    # Destinations for a cluster never apply: this is a single server.
+    # Destinations for a cluster never apply, because Headrace is a single server.
     local_entries = [entry for entry in found if not entry.pop("cluster", "")]
     if any("subject" not in entry for entry in found):
-        fail(pos, "a mapping needs a destination")
+        fail(pos, "the mapping has no destination")
     subject_mapping = SubjectMapping(source, tuple(MappingDestination(**entry) for entry in local_entries))
     try:
         subject_mapping.check()
@@ -174,7 +174,7 @@ def _read_jetstream_limits(draft: ConfigDraft, value: object, pos: SourcePos) ->
 
 # Exports and imports
 
-#: Traces and latencies are not measured; messages are the same without.
+#: Message traces and service latencies are not supported; ignoring them does not affect messages.
 _IGNORED_KEYS = "allow_trace latency"
 _EXPORT = SectionSchema(
     "exports",
@@ -185,7 +185,7 @@ _EXPORT = SectionSchema(
         "account_token_position": ("account_token", read_int),
         "response response_type": read_string,
         "threshold response_threshold response_max_time response_time": (
-            "patience_ns",
+            "response_timeout_ns",
             lambda value: parse_duration_ns(read_string(value)),
         ),
     },
@@ -208,13 +208,13 @@ _IMPORT = SectionSchema(
 def _get_kind(found: dict[str, Any], what: str, pos: SourcePos) -> str:
     kinds = [kind for kind in ("stream", "service") if kind in found]
     if len(kinds) != 1:
-        fail(pos, f"an {what} is either a stream or a service")
+        fail(pos, f"an {what} must be either a stream or a service")
     return kinds[0]
 
 
 def _parse_subject(value: str, pos: SourcePos) -> bytes:
     if not subjects.is_valid(value.encode()):
-        fail(pos, f"{value!r} is no subject")
+        fail(pos, f"invalid subject {value!r}")
     return value.encode()
 
 
@@ -224,8 +224,8 @@ def _read_export(draft: ConfigDraft, value: object, pos: SourcePos) -> Export:
     kind = _get_kind(found, "export", inner_pos)
     response = found.get("response", "singleton").lower()
     if response not in _RESPONSE_TYPES:
-        fail(inner_pos, f"unknown response type {response!r}; there are singleton, stream and chunked")
-    if kind == "stream" and ("response" in found or "patience_ns" in found):
+        fail(inner_pos, f"unknown response type {response!r}: use singleton, stream or chunked")
+    if kind == "stream" and ("response" in found or "response_timeout_ns" in found):
         fail(inner_pos, "only services have a response")
     names = found.get("accounts")
     return Export(
@@ -234,7 +234,7 @@ def _read_export(draft: ConfigDraft, value: object, pos: SourcePos) -> Export:
         accounts=frozenset(names) if names else None,
         account_token=found.get("account_token", 0),
         response=_RESPONSE_TYPES[response],  # type: ignore[arg-type]
-        response_timeout_ns=found.get("patience_ns", RESPONSE_TIMEOUT_NS),
+        response_timeout_ns=found.get("response_timeout_ns", RESPONSE_TIMEOUT_NS),
     )
 
 
@@ -278,15 +278,16 @@ def _check_imports(parsed_accounts: list[_ParsedAccount]) -> None:
         for export in account.exports:
             unknown = sorted((export.accounts or frozenset()) - set(exports))
             if unknown:
-                fail(pos, f"{unknown[0]!r} is no account")
+                fail(pos, f"account {unknown[0]!r} is not configured")
         seen: set[tuple[str, str, bytes]] = set()
         for account_import in account.imports:
             if account_import.account not in exports:
-                fail(pos, f"{account_import.account!r} is no account")
+                fail(pos, f"account {account_import.account!r} is not configured")
             if find_export(exports[account_import.account], account_import, account.name) is None:
                 fail(
                     pos,
-                    f"{account.name!r} may not import {account_import.subject.decode()!r} of {account_import.account!r}",
+                    f"account {account.name!r} may not import {account_import.subject.decode()!r} "
+                    f"from account {account_import.account!r}: it is not exported to it",
                 )
             key = (
                 account_import.kind,

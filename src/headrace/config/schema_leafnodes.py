@@ -1,6 +1,6 @@
 """The section `leafnodes` of a configuration file.
 
-Owns the names of its keys. As everywhere, an unsupported key that would protect something is an error.
+Owns the names of its keys. As in `schema`, an unsupported security setting is an error.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _read_remote(
     found = _REMOTE.read(draft, value, pos)
     _warn_if_compressed(draft, found, pos)
     if "urls" not in found:
-        fail(pos, "a leafnode remote needs a url")
+        fail(pos, "a leafnode remote has no url")
     if "tls" in found:
         found["tls"] = LeafnodeTlsOptions(**_TLS.read(draft, found["tls"], pos))
     if dial_timeout_s is not None:

@@ -24,13 +24,13 @@ def _load_operator_token(entry: str, pos: SourcePos) -> str:
         try:
             written = Path(entry).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            fail(pos, f"cannot read the operator's token {entry!r}: {error}")
+            fail(pos, f"cannot read the operator JWT {entry!r}: {error}")
         body = written.partition(_BEGIN)[2].partition(_END)[0]
         token = (body or written).strip()
     try:
         decode_operator_claims(token)
     except AuthError as error:
-        fail(pos, f"the operator's token is not valid: {error}")
+        fail(pos, f"invalid operator JWT: {error}")
     return token
 
 
@@ -39,7 +39,7 @@ def read_resolver(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
     if not isinstance(value, str) or value.upper() not in ("MEM", "MEMORY"):
         fail(
             pos,
-            "the resolver is MEMORY: accounts come from resolver_preload, not from a folder or an address",
+            "only 'resolver: MEMORY' is supported: put account JWTs into resolver_preload",
         )
 
 
@@ -53,8 +53,8 @@ def read_resolver_preload(draft: ConfigDraft, value: object, pos: SourcePos) -> 
         try:
             claims = decode_account_claims(encoded)
         except AuthError as error:
-            fail(token_pos, f"the token of account {name!r} is not valid: {error}")
+            fail(token_pos, f"invalid JWT of account {name!r}: {error}")
         if claims.subject != name:
-            fail(token_pos, f"the token of {name!r} speaks of account {claims.subject!r}")
+            fail(token_pos, f"the JWT of account {name!r} was issued for account {claims.subject!r}")
         found.append((name, encoded))
     draft.settings["resolver_preload"] = tuple(found)

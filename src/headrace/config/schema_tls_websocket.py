@@ -105,8 +105,8 @@ def _read_tls_files(draft: ConfigDraft, value: object, pos: SourcePos) -> TlsFil
 
 def _read_headers(value: object, pos: SourcePos) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, Section):
-        fail(pos, "'headers' is a section of names and values")
+        fail(pos, "'headers' must be a section: headers { NAME: VALUE }")
     pairs = tuple((name, read_value(read_string, inner, name, pos)) for name, inner in value.items())
     if any("\r" in part or "\n" in part or "\0" in part for pair in pairs for part in pair):
-        fail(pos, "a header is one line")
+        fail(pos, "a header must not contain line breaks")
     return pairs

@@ -81,7 +81,7 @@ def _read_user(draft: ConfigDraft, value: object, default: object, account: str,
         if "name" in found or "password" in found:
             fail(inner_pos, "a user has either a name with a password or an nkey")
         if not is_public_key(found["nkey"], "U"):
-            fail(inner_pos, f"{found['nkey']!r} is no public nkey of a user")
+            fail(inner_pos, f"invalid nkey {found['nkey']!r}: expected the public key of a user (U...)")
         return User(
             found["nkey"], account=account, permissions=allowed, nkey=True, connections=connection_types
         )
@@ -94,7 +94,7 @@ def _read_connection_types(names: tuple[str, ...], pos: SourcePos) -> frozenset[
     found = frozenset(name.upper() for name in names)
     unknown = sorted(found - CONNECTION_TYPES)
     if unknown:
-        fail(pos, f"unknown connection type {unknown[0]!r}; there are {', '.join(sorted(CONNECTION_TYPES))}")
+        fail(pos, f"unknown connection type {unknown[0]!r}: use {', '.join(sorted(CONNECTION_TYPES))}")
     return found
 
 
@@ -168,5 +168,5 @@ def _parse_rule(kind: str, entry: str) -> bytes:
     """Parse a subject; a subscribe rule may have a queue after it."""
     tokens = entry.encode().split()
     if not 1 <= len(tokens) <= (2 if kind == "subscribe" else 1) or not all(map(subjects.is_valid, tokens)):
-        raise ValueError(f"{entry!r} is no subject")
+        raise ValueError(f"invalid subject {entry!r}")
     return b" ".join(tokens)

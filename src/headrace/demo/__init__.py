@@ -1,7 +1,7 @@
-"""`make demo`: shows Headrace in a few steps, each of which is checked.
+"""`make demo`: demonstrates Headrace in a few steps and checks the result of each.
 
-Starts a broker on a free port, acts on it with the standard client, and ends with a table; if a step does not do what
-it says, the exit code is 1.
+Starts a server on a free port, uses it with the standard client, and prints a summary table. The exit code is 1 if a
+step fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def _run_demo(console: Console, folder: Path, *, keep_running: bool) -> in
     async with Server(folder / "store", http_port=-1) as server:
         context = DemoContext(server, folder)
         version_text = f"Headrace {__version__} (compatible with nats-server {COMPATIBLE_VERSION})"
-        console.print(f"{version_text} on {server.url}, its page on {server.monitor_url}\n")
+        console.print(f"{version_text} on {server.url}, web page on {server.monitor_url}\n")
         results = []
         for step in STEPS:
             console.print(f"[bold]{step.title}[/]: {step.description}")
@@ -49,15 +49,17 @@ async def _run_demo(console: Console, folder: Path, *, keep_running: bool) -> in
         console.print(make_summary_table(results))
         if keep_running:
             console.print(
-                f"\nThe broker stays up: {server.url}, and its page: {server.monitor_url}. Ctrl-C ends it."
+                f"\nThe server is still running: {server.url}, web page: {server.monitor_url}. Press Ctrl-C to stop it."
             )
             await server.wait_stopped()
     return 0 if all(result.status != "failed" for result in results) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="make demo", description="The story of Headrace in a few steps.")
-    parser.add_argument("--exit", action="store_true", help="end after the last step")
+    parser = argparse.ArgumentParser(prog="make demo", description="Demonstrate Headrace in a few steps.")
+    parser.add_argument(
+        "--exit", action="store_true", help="exit after the last step instead of keeping the server running"
+    )
     options = parser.parse_args(arguments)
     try:
         return asyncio.run(run_demo(Console(), keep_running=not options.exit))

@@ -1,4 +1,4 @@
-"""Steps with payloads too large for a message: they are sent as claims, and leftovers are found."""
+"""Steps with payloads too large for a message: sending them as claims, and collecting orphans."""
 
 from __future__ import annotations
 
@@ -29,24 +29,22 @@ async def send_large_payloads(context: DemoContext) -> str:
 
     viewer = await client.jetstream().pull_subscribe("film.>", "viewer")
     for message in await viewer.fetch(FILMS, timeout=TIMEOUT_S):
-        assert len(message.data) < 10_000, "only the reference travels"
+        assert len(message.data) < 10_000, "the message should contain only the reference"
         await claims.consumer.handle(message, watch)
     assert received_payloads == films
     context.shared["claims"] = claims
     size = (await js.stream_info("FILMS")).state.bytes
-    return (
-        f"{FILMS} films of {FILM_BYTES / 1e6:.0f} MB were handed over; the stream itself holds {size} bytes"
-    )
+    return f"{FILMS} payloads of {FILM_BYTES / 1e6:.0f} MB were received; the stream has only {size} bytes"
 
 
 async def collect_orphan(context: DemoContext) -> str:
-    """An object that no claim knows of, as a crash between upload and publish leaves it."""
+    """Create an object without a claim record, as left by a crash between upload and publish, and collect it."""
     from headrace.claims.stores import StaticAttributes
 
     claims = context.shared["claims"]
     long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
     key = f"films/t/{long_ago:%Y%m%d%H}/lost"
-    await claims.store.put(key, b"nobody knows me", StaticAttributes())
+    await claims.store.put(key, b"no claim refers to this", StaticAttributes())
     for file in (context.folder / "objects").rglob("lost*"):
         os.utime(file, (long_ago.timestamp(), long_ago.timestamp()))
     dry_run_report = await claims.collector.collect(dry_run=True)
@@ -54,14 +52,16 @@ async def collect_orphan(context: DemoContext) -> str:
     remaining = [item async for page in claims.store.list("films/") for item in page]
     await claims.close()
     assert dry_run_report.orphans == report.orphans == 1, (dry_run_report, report)
-    return f"the collector found {report.orphans} orphan and removed it; {len(remaining)} objects still have a claim"
+    return f"the collector removed {report.orphans} orphan; {len(remaining)} objects with a claim remain"
 
 
 STEPS = (
     Step(
         "Large payloads",
-        "they travel as claims: the bytes in a store, a reference in the stream",
+        "sent as claims: the payload in an object store, a reference in the stream",
         send_large_payloads,
     ),
-    Step("An orphan", "the collector finds what a crash left behind, and nothing else", collect_orphan),
+    Step(
+        "Orphaned object", "the collector removes an object that a crash left without a claim", collect_orphan
+    ),
 )

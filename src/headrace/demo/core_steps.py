@@ -18,7 +18,7 @@ async def publish_and_subscribe(context: DemoContext) -> str:
     client = await context.connect()
     messages = await client.subscribe("mill.*.level")
     await client.publish("mill.north.level", b"2.31 m")
-    await client.publish("mill.north.flow", b"not asked for")
+    await client.publish("mill.north.flow", b"no subscriber")
     message = await messages.next_msg(TIMEOUT_S)
     assert (message.subject, message.data) == ("mill.north.level", b"2.31 m")
     assert messages.pending_msgs == 0
@@ -48,7 +48,7 @@ async def share_work(context: DemoContext) -> str:
     for client in workers:
         await client.drain()
     assert sum(done) == JOBS
-    return f"{JOBS} jobs, each done once: {' + '.join(map(str, done))}"
+    return f"{JOBS} jobs, each delivered once, per worker: {' + '.join(map(str, done))}"
 
 
 async def request_and_reply(context: DemoContext) -> str:
@@ -72,9 +72,9 @@ async def request_without_responders(context: DemoContext) -> str:
     except NoRespondersError:
         duration_ms = (time.perf_counter() - started) * 1000
     else:
-        raise AssertionError("a request without anybody to answer should fail at once")
+        raise AssertionError("a request without responders should fail at once")
     await client.close()
-    return f"told after {duration_ms:.1f} ms instead of waiting {TIMEOUT_S:.0f} s"
+    return f"failed after {duration_ms:.1f} ms, without waiting for the timeout of {TIMEOUT_S:.0f} s"
 
 
 async def send_headers(context: DemoContext) -> str:
@@ -89,10 +89,12 @@ async def send_headers(context: DemoContext) -> str:
 
 STEPS = (
     Step(
-        "Publish and subscribe", "a wildcard picks what it matches, and nothing else", publish_and_subscribe
+        "Publish and subscribe",
+        "a wildcard subscription receives matching subjects only",
+        publish_and_subscribe,
     ),
-    Step("A queue group", "work is shared: each message goes to one of many", share_work),
-    Step("Request and reply", "a service is a subscription that answers", request_and_reply),
-    Step("No responders", "a question nobody hears fails at once", request_without_responders),
-    Step("Headers", "facts about a message travel beside it", send_headers),
+    Step("Queue group", "each message is delivered to one member of the group", share_work),
+    Step("Request and reply", "a subscriber replies to requests", request_and_reply),
+    Step("No responders", "a request without subscribers fails at once", request_without_responders),
+    Step("Headers", "a message can carry headers", send_headers),
 )

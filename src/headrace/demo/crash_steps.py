@@ -1,4 +1,4 @@
-"""Steps that kill a broker process in the middle of its work."""
+"""Steps that kill a running server process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LISTENING = re.compile(rb"Listening for client connections on (\S+)")
 
 
 async def resume_after_crash(context: DemoContext) -> str:
-    """A broker in a process of its own is killed in the middle of its work."""
+    """Kill a server in a separate process while a work queue is processed, and restart it."""
     with tempfile.TemporaryDirectory() as folder:
         async with run_broker(folder) as client:
             js = client.jetstream()
@@ -38,13 +38,11 @@ async def resume_after_crash(context: DemoContext) -> str:
             remaining = await worker.fetch(CRASH_JOBS, timeout=TIMEOUT_S)
             await client.close()
     assert [int(message.data) for message in remaining] == list(range(CRASH_DONE, CRASH_JOBS))
-    return (
-        f"killed after {CRASH_DONE} of {CRASH_JOBS} jobs; the other {len(remaining)} were there, none twice"
-    )
+    return f"killed after {CRASH_DONE} of {CRASH_JOBS} jobs; the other {len(remaining)} were delivered, none twice"
 
 
 async def copy_across_crashes(context: DemoContext) -> str:
-    """A work queue is copied into an archive while the broker is killed again and again."""
+    """Copy a work queue into an archive while the server is killed repeatedly."""
     with tempfile.TemporaryDirectory() as folder:
         sent = 0
         for run_number in range(KILLS + 1):
@@ -58,9 +56,7 @@ async def copy_across_crashes(context: DemoContext) -> str:
                     queue, archive = await _wait_until_copied(client)
                     await client.close()
     assert (queue, archive) == (0, sent), (queue, archive, sent)
-    return (
-        f"killed {KILLS} times: {archive} of {sent} orders are in the archive, {queue} are left in the queue"
-    )
+    return f"killed {KILLS} times: {archive} of {sent} orders are in the archive, {queue} remain in the queue"
 
 
 async def _create_archive(client: Client) -> None:
@@ -108,14 +104,14 @@ async def run_broker(folder: str) -> AsyncIterator[Client]:
 
 
 async def _ignore_error(_: Exception) -> None:
-    """Ignore the error: the connection is meant to break."""
+    """Ignore the error: killing the server closes the connection."""
 
 
 STEPS = (
-    Step("A crash", "a killed broker goes on where it was", resume_after_crash),
+    Step("Crash recovery", "a killed server continues where it stopped", resume_after_crash),
     Step(
-        "A durable copy",
-        "a work queue is archived through crashes, nothing lost or doubled",
+        "Durable source",
+        "a work queue is archived across crashes, without loss or duplicates",
         copy_across_crashes,
     ),
 )

@@ -15,11 +15,11 @@ ROWS = 20_000
 
 async def land_table(context: DemoContext) -> str:
     if shutil.which("java") is None:
-        raise StepSkipped("Spark needs Java 17 or later")
+        raise StepSkipped("Spark requires Java 17 or later")
     try:
         import pyspark  # noqa: F401
     except ImportError:
-        raise StepSkipped("pip install headrace[spark]") from None
+        raise StepSkipped("Spark is not installed: pip install 'headrace[spark]'") from None
     client = await context.connect()
     js = client.jetstream()
     await js.add_stream(name="TELEMETRY", subjects=["telemetry.>"], allow_direct=True)
@@ -29,11 +29,11 @@ async def land_table(context: DemoContext) -> str:
     while (await js.stream_info("TELEMETRY")).state.messages < ROWS:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     await client.close()
-    # Spark's driver waits for its tasks, which wait for the broker in this very loop.
+    # In a thread: Spark's tasks need the server, which runs in this event loop.
     landed, landed_again, sums = await asyncio.to_thread(_land, context)
     assert (landed, landed_again) == (ROWS, ROWS), (landed, landed_again)
     assert sums == ROWS * (ROWS - 1) // 2
-    return f"{landed:,} messages became rows of a Parquet table; landing again added none"
+    return f"landed {landed:,} messages in a Parquet table; landing again added no rows"
 
 
 def _land(context: DemoContext) -> tuple[int, int, int]:
@@ -67,4 +67,4 @@ def _make_session() -> Any:
     return builder.getOrCreate()
 
 
-STEPS = (Step("Spark", "a stream becomes a table, exactly once", land_table),)
+STEPS = (Step("Spark", "a stream is landed in a table, exactly once", land_table),)

@@ -1,4 +1,4 @@
-"""Framework of the demo: steps that act and are checked and timed, and a table at the end."""
+"""Framework of the demo: steps with checks and timing, and the summary table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class DemoContext:
-    """Environment of the demo: a broker, a folder for everything else, and what earlier steps left."""
+    """Environment of the demo: the server, a directory for files, and objects that steps share."""
 
     server: Server
     folder: Path
@@ -30,12 +30,12 @@ class DemoContext:
 
 
 class StepSkipped(Exception):
-    """A step cannot be shown on this machine; the text says what is missing."""
+    """A step cannot run on this machine; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: what it shows, and the action, which returns the result or fails an assertion."""
+    """One step: a description, and the action, which returns the result or fails an assertion."""
 
     title: str
     description: str
@@ -63,8 +63,8 @@ async def run_step(step: Step, context: DemoContext) -> StepResult:
 
 def make_summary_table(results: Sequence[StepResult]) -> Table:
     colours = {"ok": "green", "skipped": "yellow", "failed": "red"}
-    table = Table(title="What was shown")
-    for column in ("", "step", "what it shows", "seen"):
+    table = Table(title="Summary")
+    for column in ("", "step", "description", "result"):
         table.add_column(column)
     table.add_column("s", justify="right")
     for result in results:

@@ -1,4 +1,4 @@
-"""Steps with streams and buckets: storing, expiring, changing together."""
+"""Steps with streams and buckets: storing, expiring, atomic batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def store_messages(context: DemoContext) -> str:
     assert [ack.seq for ack in acks] == [1, 2]
     last = await js.get_last_msg("LEVELS", "level.south")
     await client.close()
-    return f"level.south is message {last.seq}, on disk before it was acknowledged"
+    return f"level.south is message {last.seq}, synced to disk before it was acknowledged"
 
 
 async def expire_key_with_marker(context: DemoContext) -> str:
@@ -34,7 +34,7 @@ async def expire_key_with_marker(context: DemoContext) -> str:
                 break
     await client.close()
     assert operations == ["PUT", "PURGE"], operations
-    return "the watcher saw PUT, and a second later PURGE: the key had its own lifetime"
+    return "the watcher received PUT, and a second later PURGE, when the key's TTL expired"
 
 
 async def update_atomically(context: DemoContext) -> str:
@@ -47,15 +47,15 @@ async def update_atomically(context: DemoContext) -> str:
     except headrace.errors.HeadraceError:
         pass
     else:
-        raise AssertionError("a batch with a wrong revision should be refused")
+        raise AssertionError("a batch with a wrong revision should be rejected")
     city = await bucket.get("city")
     await client.close()
     assert city.value == b"Waterside"
-    return "one revision was wrong, so the whole update was refused: the city is still Waterside"
+    return "one revision was wrong, so the whole batch was rejected: the city is still Waterside"
 
 
 STEPS = (
-    Step("A stream", "messages are kept, and acknowledged when they are on disk", store_messages),
-    Step("A key with a lifetime", "when it ends a marker tells those who watch", expire_key_with_marker),
-    Step("An atomic batch", "several keys change together or not at all", update_atomically),
+    Step("Stream", "messages are acknowledged when they are on disk", store_messages),
+    Step("Key with a TTL", "watchers receive a delete marker when it expires", expire_key_with_marker),
+    Step("Atomic batch", "several keys change together or not at all", update_atomically),
 )

@@ -156,7 +156,6 @@ def make_stream_info_body(
     leader: str = "",
     mirror: SourceStatus | None = None,
     sources: Iterable[SourceStatus] = (),
-    alternates: Sequence[JsonObject] = (),
 ) -> JsonObject:
     """Make a stream's info; `state` is from `make_stream_state_body`; only STREAM.INFO shows `leader`."""
     body: JsonObject = {"config": config, "created": format_time(created_ns), "state": state}
@@ -168,8 +167,6 @@ def make_stream_info_body(
         body["mirror"] = make_source_body(mirror)
     if source_bodies := [make_source_body(source) for source in sources]:
         body["sources"] = source_bodies
-    if alternates:
-        body["alternates"] = list(alternates)
     body["ts"] = format_time(now_ns)
     return body
 

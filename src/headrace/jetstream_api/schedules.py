@@ -93,7 +93,7 @@ def find_next_fire(pattern: str, zone: tzinfo | None, after_ns: int, now_ns: int
 
 def _parse_at(text: str, zone: tzinfo | None) -> FireTime:
     if zone is not None:
-        raise BadPattern("a time of its own zone")
+        raise BadPattern("@at does not accept a time zone")
     try:
         return FireTime(min(times.parse_time_ns(text), _TIME_NS_MAX), False, text)
     except times.BadTime as failure:

@@ -1,7 +1,7 @@
 """Subject transforms: `orders.*.>` to `o.$1.>`, with nats-server's mapping functions, compiled once.
 
 `compile_transform` returns a function from a subject that the source matches to the new subject; the caller checks
-whether it matches. `check_transform` raises nats-server's error. `{{random(n)}}` is the only thing here that is not a
+whether it matches. `check_transform` raises nats-server's error. `{{random(n)}}` is the only function that is not a
 pure function of its arguments.
 """
 
@@ -120,7 +120,7 @@ def _is_function(token: str) -> bool:
 
 
 def _count_wildcards(subject: str) -> tuple[int | None, bool]:
-    """Return how many `*` a subject has (None if it is no subject), and whether it ends in `>`."""
+    """Return how many `*` a subject has (None if it is not a subject), and whether it ends in `>`."""
     tokens = subject.split(".")
     if "" in tokens or ">" in tokens[:-1]:
         return None, False

@@ -42,7 +42,7 @@ def format_time(time_ns: int) -> str:
 
 
 class BadTime(ValueError):
-    """The text is no RFC 3339 time; the message is nats-server's."""
+    """The text is not an RFC 3339 time; the message is nats-server's."""
 
 
 class _TimeParser:

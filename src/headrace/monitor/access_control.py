@@ -1,9 +1,9 @@
 """Access control over HTTP: which requests may see message contents, and which may change anything.
 
-As in nats-server, anybody who reaches the port may read the figures. Message contents are shown to the admin and, if the
-broker itself needs no authentication, to requests whose `Host` is this machine's name or an address (so not to a foreign
-page that resolves its own name to this address). Changes always need the admin token, and must come from this page or
-from no page at all.
+As in nats-server, reading statistics requires no authentication. Message contents are shown to the admin and, if the
+server itself requires no authentication, to requests whose `Host` is this machine's name or an address; this excludes
+foreign pages that resolve their own name to this address (DNS rebinding). Changes always require the admin token, and
+must come from this page or from no page at all.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ def parse_action(body: bytes) -> tuple[str, bytes, bytes]:
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError('expected {"account": ..., "subject": ..., "body": ...}') from error
     if not subject.startswith(ALLOWED_REQUESTS):
-        raise ValueError(f"{subject!r} is not among the requests of this page")
+        raise ValueError(f"the request {subject!r} is not allowed on this page")
     full_subject = API_PREFIX + subject.encode()
     if not (subjects.is_valid(full_subject) and subjects.is_literal(full_subject)):
-        raise ValueError(f"{subject!r} is no subject")
+        raise ValueError(f"invalid subject {subject!r}")
     request_body = request.get("body")
     return account, full_subject, b"" if request_body is None else json.dumps(request_body).encode()
 

@@ -13,7 +13,7 @@ _TYPES = {
     "headrace.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-#: Only our own files may be loaded or run, whatever a message contains.
+#: The browser loads and runs only the page's own files, so that message contents cannot inject any.
 _HEADERS = (
     (
         "Content-Security-Policy",

@@ -12,9 +12,9 @@ from typing import Any
 from headrace.broker import Session
 from headrace.monitor.query import Query, has_flag, parse_offset_limit
 from headrace.monitor.varz import SECOND_NS, format_rfc3339, format_uptime
-from headrace.net.connection import Connection
+from headrace.net.client_connection import ClientConnection
 
-_SORT_KEYS: dict[str, Callable[[Connection], int]] = {
+_SORT_KEYS: dict[str, Callable[[ClientConnection], int]] = {
     "cid": lambda connection: connection.session.cid,
     "start": lambda connection: connection.session.cid,
     "subs": lambda connection: -len(connection.session.subs),
@@ -27,7 +27,7 @@ _SORT_KEYS: dict[str, Callable[[Connection], int]] = {
 
 
 def connz(
-    connections: Mapping[int, Connection], query: Query, server_id: str, now_ns: int, loop_s: float
+    connections: Mapping[int, ClientConnection], query: Query, server_id: str, now_ns: int, loop_s: float
 ) -> dict[str, Any]:
     """Return the connections that match the query; raise ValueError if it is not valid."""
     offset, limit = parse_offset_limit(query)
@@ -44,7 +44,7 @@ def connz(
     }
 
 
-def _select(connections: Mapping[int, Connection], query: Query) -> list[Connection]:
+def _select(connections: Mapping[int, ClientConnection], query: Query) -> list[ClientConnection]:
     account = query.get("acc", "")
     selected = [c for c in connections.values() if not account or get_account_name(c.session) == account]
     if "cid" in query:
@@ -61,7 +61,7 @@ def get_account_name(session: Session) -> str:
     return session.identity.account if session.identity is not None else ""
 
 
-def _make_entry(connection: Connection, query: Query, now_ns: int, loop_s: float) -> dict[str, Any]:
+def _make_entry(connection: ClientConnection, query: Query, now_ns: int, loop_s: float) -> dict[str, Any]:
     session = connection.session
     age_ns = int((loop_s - connection.start_s) * SECOND_NS)
     entry: dict[str, Any] = {
@@ -87,7 +87,7 @@ def _make_entry(connection: Connection, query: Query, now_ns: int, loop_s: float
     return entry | _make_subscriptions(connection, query)
 
 
-def _make_subscriptions(connection: Connection, query: Query) -> dict[str, Any]:
+def _make_subscriptions(connection: ClientConnection, query: Query) -> dict[str, Any]:
     subs = list(connection.session.subs.values())
     if query.get("subs") == "detail":
         details = [

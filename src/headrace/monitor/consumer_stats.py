@@ -1,4 +1,4 @@
-"""Figures of a consumer, read without changing it, so that frequent polling costs next to nothing."""
+"""Statistics of a consumer, read without changing it; cheap enough for frequent polling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server health: what keeps it from working, and what needs an operator's attention."""
+"""Server health: errors that stop the server from working, and warnings for the operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def find_unhealthy_reason(accounts: Accounts) -> str:
-    """Return why the server cannot work, or "" if it is healthy."""
+    """Return the error that stops the server from working, or "" if it is healthy."""
     for store in (jetstream.store for jetstream in accounts.jetstreams()):
         if store.poisoned is not None:
             return str(store.poisoned)
@@ -19,10 +19,10 @@ def find_unhealthy_reason(accounts: Accounts) -> str:
 
 
 def find_warnings(accounts: Accounts) -> list[str]:
-    """Return what needs an operator's attention although the server works: damage, streams that did not start."""
+    """Return warnings of a server that works: damage in the store, streams that could not be started."""
     found: list[str] = []
     for jetstream in accounts.jetstreams():
         report = jetstream.store.report()
-        found += [f"damage in the store: {damage}; headrace fsck tells more" for damage in report.damage]
-        found += [f"stream {name} did not start: {reason}" for name, reason in report.offline_streams.items()]
+        found += [f"damage in the store: {damage}; run headrace fsck for details" for damage in report.damage]
+        found += [f"cannot start stream {name}: {reason}" for name, reason in report.offline_streams.items()]
     return found

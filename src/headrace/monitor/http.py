@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server on asyncio alone, for figures, the web page and pinned files.
 
-Owns the framing: a request line, headers, a short body, a response with its length. Bounded in what it reads and in how
-long it waits. It must not know the contents of the pages.
+Owns the framing: a request line, headers, a short body, a response with its length. The size of requests and the time
+to wait for them are limited. It must not know the contents of the pages.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class HttpServer:
             return await result if isawaitable(result) else result
         except Exception as error:
             # A page that fails must not end the server; the log gets the reason, the client does not.
-            self._on_error(f"Monitoring page {path} failed: {error!r}")
+            self._on_error(f"Error in monitoring page {path}: {error!r}")
             return make_text_response(500, "internal error")
 
     def _find_page(self, path: str) -> str:
@@ -186,12 +186,12 @@ async def _read_request(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool
 
 async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
     if "transfer-encoding" in headers:
-        raise HttpError(400, "bodies need a Content-Length")
+        raise HttpError(400, "Content-Length is required")
     text = headers.get("content-length", "0")
     if not (text.isascii() and text.isdigit()):
         raise HttpError(400, "bad Content-Length")
     if len(text) > _DIGITS_MAX or int(text) > BODY_BYTES_MAX:
-        raise HttpError(413, f"a body of at most {BODY_BYTES_MAX} bytes is taken")
+        raise HttpError(413, f"the body exceeds {BODY_BYTES_MAX} bytes")
     return await reader.readexactly(int(text))
 
 

@@ -23,7 +23,7 @@ def browse_messages(stream: Stream, query: Query) -> dict[str, Any]:
     stream.retention.enforce()
     log, pattern = stream.log, query.get("subject", "").encode()
     if pattern and not subjects.is_valid(pattern):
-        raise ValueError(f"{query['subject']!r} is no subject")
+        raise ValueError(f"invalid subject {query['subject']!r}")
     limit = min(max(int(query.get("limit", DEFAULT_LIMIT)), 1), LIMIT_MAX)
     seq = min(int(query.get("seq", 0)) or log.committed_seq, log.committed_seq)
     subject_filter = log.get_filter((pattern,)) if pattern else None

@@ -18,7 +18,7 @@ from headrace.jetstream_api.responses import SourceStatus
 from headrace.monitor.consumer_stats import get_consumer_stats
 from headrace.monitor.metrics import iter_commit_latency
 from headrace.monitor.varz import ServerStats, format_rfc3339, get_resident_bytes
-from headrace.net.connection import Connection
+from headrace.net.client_connection import ClientConnection
 
 ROWS_MAX = 1000
 CONNECTIONS_MAX = 100
@@ -29,7 +29,7 @@ _CLAIM_EVENTS = ("created", "retrieved", "released", "deleted", "expired", "fail
 def make_overview(
     stats: ServerStats,
     accounts: Iterable[Account],
-    connections: Mapping[int, Connection],
+    connections: Mapping[int, ClientConnection],
     unhealthy_reason: str,
 ) -> dict[str, Any]:
     """Return everything but messages."""
@@ -163,7 +163,7 @@ def _make_consumer(display_name: str, consumer: Consumer) -> dict[str, Any]:
     } | consumer_stats._asdict()
 
 
-def _make_connections(connections: Mapping[int, Connection]) -> list[dict[str, Any]]:
+def _make_connections(connections: Mapping[int, ClientConnection]) -> list[dict[str, Any]]:
     busiest = sorted(connections.values(), key=lambda c: -(c.session.in_msgs + c.session.out_msgs))
     return [
         {

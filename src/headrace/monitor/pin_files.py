@@ -1,8 +1,9 @@
 """Serves the files of pins over HTTP, for readers that share no disk with the broker.
 
 Owns `/pins/<pin>/<file>`. Invariants: a file is served only to a request with the token that was granted with its pin,
-and only while the pin exists; a name that is not exactly one of a pin's files is never looked up, so that no path leads
-elsewhere. A response has at most `BYTES_MAX` bytes, read by a thread: the broker's own thread never waits for a disk.
+and only while the pin exists; only exact names of a pin's files are looked up, which prevents path traversal. A
+response has at most `BYTES_MAX` bytes, read by a separate thread, so that the event loop never waits for the disk.
+See ADR 50.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def make_pin_file_page(get_jetstreams: Callable[[], Iterable[AccountJetStream]])
             (each for each in get_jetstreams() if is_valid_token(each, path[1], token.strip())), None
         )
         if jetstream is None or scheme.lower() != "bearer":
-            return make_text_response(401, "the token of the pin is needed")._replace(headers=_AUTH_HEADERS)
+            return make_text_response(401, "the token of the pin is required")._replace(headers=_AUTH_HEADERS)
         if find_lease(jetstream, path[1]) is None:
             return _make_gone_response()
         disk = jetstream.store.disk
@@ -56,20 +57,20 @@ def make_pin_file_page(get_jetstreams: Callable[[], Iterable[AccountJetStream]])
 
 
 def _make_gone_response() -> HttpResponse:
-    return make_text_response(410, "this pin is not held any more")
+    return make_text_response(410, "the pin expired or was released")
 
 
 def _read_range(file_path: Path, range_header: str) -> HttpResponse:
     byte_range = _RANGE.fullmatch(range_header)
     if byte_range is None:
-        return make_text_response(400, "one range of bytes is served, as bytes=first-last")
+        return make_text_response(400, "invalid range: use a single range, bytes=first-last")
     try:
         with file_path.open("rb") as file:
             size = file.seek(0, 2)
             first = int(byte_range[1])
             last = min(int(byte_range[2] or size), size - 1, first + BYTES_MAX - 1)
             if last < first:
-                return make_text_response(416, "nothing is there")._replace(
+                return make_text_response(416, "the range is outside the file")._replace(
                     headers=(("Content-Range", f"bytes */{size}"),)
                 )
             file.seek(first)

@@ -59,7 +59,7 @@ class Pages:
     # For launchers, health checks and dashboards
 
     def health(self, _: HttpRequest) -> HttpResponse:
-        """Return 503 if the server cannot work; 200 with complaints if something needs an operator's attention."""
+        """Return 503 if the server cannot work; 200 otherwise, with warnings for the operator."""
         accounts = self._server.accounts
         if reason := find_unhealthy_reason(accounts):
             return make_json_response({"status": "unavailable", "status_code": 503, "error": reason}, 503)
@@ -112,12 +112,12 @@ class Pages:
 
     def _messages(self, request: HttpRequest) -> HttpResponse:
         if not self._access_control.may_read(request):
-            return make_json_response({"error": "contents are shown with the admin token only"}, 403)
+            return make_json_response({"error": "message contents require the admin token"}, 403)
         account = self._find_account(request.query.get("account", ""))
         jetstream = account.jetstream if account is not None else None
         stream = jetstream.streams.get(request.query.get("stream", "")) if jetstream is not None else None
         if stream is None:
-            return make_json_response({"error": "no such stream"}, 404)
+            return make_json_response({"error": "stream not found"}, 404)
         try:
             return _with_no_store(make_json_response(browse_messages(stream, request.query)))
         except ValueError as error:
@@ -125,14 +125,14 @@ class Pages:
 
     async def _run_action(self, request: HttpRequest) -> HttpResponse:
         if not self._access_control.may_act(request):
-            return make_json_response({"error": "changes need the admin token, sent from this page"}, 403)
+            return make_json_response({"error": "changes require the admin token, sent from this page"}, 403)
         try:
             name, subject, body = parse_action(request.body)
         except ValueError as error:
             return make_json_response({"error": str(error)}, 400)
         account = self._find_account(name)
         if account is None or account.jetstream is None:
-            return make_json_response({"error": "no such account"}, 404)
+            return make_json_response({"error": "account not found"}, 404)
         return _with_no_store(HttpResponse(200, "application/json", await run_action(account, subject, body)))
 
     def _find_account(self, name: str) -> Account | None:

@@ -11,11 +11,13 @@ from typing import Any
 from headrace.broker.accounts import Account
 from headrace.monitor.connz import get_account_name
 from headrace.monitor.query import Query, has_flag, parse_offset_limit
-from headrace.net.connection import Connection
+from headrace.net.client_connection import ClientConnection
 from headrace.protocol import subjects
 
 
-def subsz(accounts: Iterable[Account], connections: Mapping[int, Connection], query: Query) -> dict[str, Any]:
+def subsz(
+    accounts: Iterable[Account], connections: Mapping[int, ClientConnection], query: Query
+) -> dict[str, Any]:
     """Return the page for all accounts; raise ValueError if the query is not valid."""
     test = query.get("test", "").encode()
     if test and not (subjects.is_valid(test) and subjects.is_literal(test)):
@@ -36,7 +38,9 @@ def _matches(entry: dict[str, Any], test: bytes) -> bool:
     return not test or subjects.matches(entry["subject"].encode(), test)
 
 
-def _iter_subscriptions(connections: Mapping[int, Connection], account: str) -> Iterator[dict[str, Any]]:
+def _iter_subscriptions(
+    connections: Mapping[int, ClientConnection], account: str
+) -> Iterator[dict[str, Any]]:
     for connection in connections.values():
         session = connection.session
         name = get_account_name(session)

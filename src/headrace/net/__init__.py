@@ -1,1 +1,3 @@
 """Sockets and their surroundings: listeners, connections, TLS, timers, reload, logs."""
+
+__all__: list[str] = []

@@ -7,8 +7,8 @@ Their streams, if any, are set up by `jetstream_setup`. The accounts themselves 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.auth.authenticator import Authenticator
 from headrace.broker import GLOBAL, Account, AccountLimits, Accounts, TimerHandle, Timers
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 ImportsByAccount = dict[str, tuple[Import, ...]]
 
 
+class AccountObserver(Protocol):
+    """Is notified of accounts that are created while the server runs."""
+
+    def add_account(self, account: Account) -> None:
+        """Handle a new account."""
+
+
 class AccountSetup:
     """Creates and updates the accounts of a server."""
 
@@ -37,8 +44,7 @@ class AccountSetup:
         self._jetstream_setup: JetStreamSetup | None = None
         self._active_imports: ImportsByAccount = {}
         self._token_timer: TimerHandle | None = None
-        #: Called with each new account.
-        self.on_new_account: Callable[[Account], None] | None = None
+        self.observer: AccountObserver | None = None
 
     def apply(self, options: ServerOptions, authenticator: Authenticator) -> None:
         """Apply the options to the accounts; raise OptionsError for an impossible import before anything changes."""
@@ -56,8 +62,8 @@ class AccountSetup:
                 account.display_name = (
                     authenticator.operator_trust.accounts[account_config.name].name or account_config.name
                 )
-            if is_new and self.on_new_account is not None:
-                self.on_new_account(account)
+            if is_new and self.observer is not None:
+                self.observer.add_account(account)
         if options.jetstream:
             self._get_jetstream_setup(options).apply(options, account_configs)
         self._apply_imports(account_configs, imports)

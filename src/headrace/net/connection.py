@@ -1,7 +1,8 @@
 """One client's socket: passes received bytes to the parser, writes the session's output, and enforces timeouts.
 
-Owns the life of a connection: INFO, TLS, the authentication timeout, pings, slow and stale clients. The protocol is the
-session's business, authorization the listener's. An idle connection has no timer and no buffer of its own.
+Owns the lifecycle of a connection: INFO, the authentication timeout, pings, slow and stale clients. TLS is in
+`client_tls`, the protocol in the session, authorization in the registry. An idle connection has no timer and no buffer
+of its own.
 """
 
 from __future__ import annotations
@@ -11,43 +12,42 @@ import random
 import ssl
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from headrace._native import Parser
-from headrace.auth.authenticator import AuthContext
+from headrace.auth.authenticator import AuthContext, SlowPassword
 from headrace.auth.nkeys import new_nonce
 from headrace.broker import Session, SessionIdentity
+from headrace.broker.routing.session import UNAUTHORIZED
 from headrace.errors import ProtocolError
+from headrace.net.client_tls import ClientTls
+from headrace.net.connection_context import ConnectionContext
 from headrace.net.listener_profile import ListenerProfile
-from headrace.net.tls_channel import TlsChannel
-
-if TYPE_CHECKING:
-    from headrace.net.listener import Listener
+from headrace.net.password_verifier import Greeting
 
 FIRST_PING_S = 2.0
 FIRST_PING_JITTER = 0.2
 CLOSE_TIMEOUT_S = 2.0
-TLS_HANDSHAKE_RECORD = 0x16
 
 
 class Connection(asyncio.BufferedProtocol):
     """A client on a socket; the transport of its session."""
 
     __slots__ = (
-        "_channel",
-        "_closing",
-        "_detecting_tls",
+        "_context",
         "_expiry_timer",
-        "_info_sent",
+        "_greeting",
         "_last_activity",
-        "_listener",
         "_nonce",
         "_parser",
         "_ping_sent",
         "_profile",
+        "_tls",
         "_transport",
         "client_ip",
         "client_port",
+        "closing",
+        "info_sent",
         "session",
         "slot",
         "start_s",
@@ -58,16 +58,18 @@ class Connection(asyncio.BufferedProtocol):
     session: Session
     _transport: asyncio.Transport
 
-    def __init__(self, listener: Listener, profile: ListenerProfile) -> None:
-        self._listener = listener
+    def __init__(self, context: ConnectionContext, profile: ListenerProfile) -> None:
+        self._context = context
         self._profile = profile
-        self._info_sent = False
+        self.info_sent = False
         self._nonce = ""
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._parser: Parser | None = None
-        self._channel: TlsChannel | None = None
-        self._detecting_tls = False
-        self._closing = False
+        self._tls: ClientTls | None = None
+        self._greeting: Greeting | None = (
+            None  # only if passwords take long to check, until CONNECT is accepted
+        )
+        self.closing = False
         self._ping_sent = False
         self._last_activity = 0
         self.client_ip = ""
@@ -77,156 +79,143 @@ class Connection(asyncio.BufferedProtocol):
     # The socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        listener = self._listener
+        context = self._context
         # uvloop's transports have asyncio's methods but not its base class.
         self._transport = transport = cast("asyncio.Transport", transport)
         # Anything that does not fit into the socket at once counts as a blocked write.
         transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername") or ("", 0)
         self.client_ip, self.client_port = peername[0], peername[1]
-        self.start_s = listener.loop.time()
-        if listener.authenticator.needs_nonce:
+        self.start_s = context.loop.time()
+        registry = context.registry
+        if registry.authenticator.needs_nonce:
             self._nonce = new_nonce()
-        self.session, self._parser = listener.create_session(self)
+        self.session, self._parser = registry.create_session(self)
+        if registry.authenticator.has_slow_passwords and not self.session.authenticated:
+            self._greeting = Greeting(context.password_verifier, self._on_password_verified)
         if self._profile.tls is not None:
             self._start_tls(self._profile.tls)
         else:
             self._start_plain()
 
-    def _start_tls(self, context: ssl.SSLContext) -> None:
-        options = self._listener.options
-        self._detecting_tls = options.allow_non_tls
-        self._make_channel(context)
-        if not options.tls_handshake_first:
-            self._send_info()
-        elif options.tls_first_wait_s:
-            self._listener.timer_wheel.schedule(self, options.tls_first_wait_s)
-            return
-        self._listener.timer_wheel.schedule(self, options.tls_timeout_s)
-
-    def _make_channel(self, context: ssl.SSLContext) -> None:
-        self._channel = TlsChannel(context)
+    def _start_tls(self, ssl_context: ssl.SSLContext) -> None:
+        self._tls = ClientTls(self, self._context, ssl_context)
+        self._tls.start()
 
     def _start_plain(self) -> None:
-        self._send_info()
+        self.send_info()
         self._on_ready()
 
-    def _send_info(self) -> None:
+    def send_info(self) -> None:
         """Send INFO, once, before anything else."""
-        self._info_sent = True
+        self.info_sent = True
         self._send(self.info_line())
 
     def info_line(self) -> bytes:
         """Return the first INFO."""
-        return self._listener.make_info(self, self._profile, nonce=self._nonce)
+        return self._context.registry.make_info(self, self._profile, nonce=self._nonce)
 
     def _on_ready(self) -> None:
         """Start the timeout for CONNECT, or the ping interval if no CONNECT is needed."""
-        listener = self._listener
-        options = listener.options
-        if listener.at_max_connections:
+        context = self._context
+        options = context.options
+        if context.registry.at_max_connections:
             self.fail("maximum connections exceeded")
             return
         timeout_s = options.ping_interval_s if self.session.authenticated else options.auth_timeout_s
-        listener.timer_wheel.schedule(self, timeout_s)
+        context.timer_wheel.schedule(self, timeout_s)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        # All connections share one buffer: it is parsed before any other connection can read.
-        return self._listener.recv_buffer
+        return self._context.recv_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        listener = self._listener
-        if self._closing:
+        """Process bytes that asyncio has read into the shared buffer; pause reading if there is too much work."""
+        context = self._context
+        if self.closing:
             return
-        write_scheduler, fanout_before = listener.write_scheduler, self.session.fanout_bytes
-        if self._channel is not None:
-            self._receive_tls(nbytes)
+        write_scheduler, fanout_before = context.write_scheduler, self.session.fanout_bytes
+        if self._tls is not None:
+            self._tls.receive(nbytes)
         else:
-            self._on_plaintext(listener.recv_buffer, nbytes)
-        buffer_full = nbytes == len(listener.recv_buffer)
+            self.on_plaintext(context.recv_buffer, nbytes)
+        buffer_full = nbytes == len(context.recv_buffer)
         if buffer_full:
             write_scheduler.flush()
-        if listener.is_disk_backlogged():
-            listener.pause_publishers()
-        if listener.congested:
-            listener.pause_connection(self)
+        backpressure = context.backpressure
+        if backpressure.disk.is_high():
+            backpressure.pause_publishers()
+        if backpressure.congested:
+            backpressure.pause_connection(self)
         elif write_scheduler.is_congested_by(self.session, self.session.fanout_bytes - fanout_before):
             write_scheduler.pause_reader(self)
         elif buffer_full:
-            # Bulk data: libuv would read on and on here. Let other connections have their turn first.
+            # Bulk data: libuv would keep reading from this socket. Serve other connections first.
             self.pause_reading()
-            listener.loop.call_soon(self.resume_reading)
+            context.loop.call_soon(self.resume_reading)
 
-    def _extend_handshake_timeout(self) -> None:
-        """Restart the timeout for a client that starts TLS before it got INFO."""
-        options = self._listener.options
-        if not self._info_sent and options.tls_first_wait_s:
-            self._listener.timer_wheel.schedule(self, options.tls_timeout_s)
-
-    def _on_tls_established(self) -> None:
+    def on_tls_established(self) -> None:
         """Send INFO after the handshake if it was not sent before."""
-        if not self._info_sent:
-            self._send_info()
+        if not self.info_sent:
+            self.send_info()
         self._on_ready()
 
-    def _on_plaintext(self, data: bytes | bytearray, size: int) -> None:
+    def continue_without_tls(self) -> None:
+        """Serve a client that does not want TLS."""
+        self._tls = None
+        self.on_tls_established()
+
+    def on_plaintext(self, data: bytes | bytearray, size: int) -> None:
         """Handle decrypted or plain bytes."""
         self._parse(data, size)
 
     def _parse(self, data: bytes | bytearray, size: int) -> None:
         assert self._parser is not None
+        greeting = self._greeting
+        if greeting is not None:
+            greeting.receive(memoryview(data)[:size])
+            if greeting.is_waiting:
+                return
         try:
             self._parser.feed(data, size)
+        except SlowPassword as password:
+            if greeting is None:  # a second CONNECT
+                self.fail(UNAUTHORIZED)
+                return
+            self.pause_reading()
+            greeting.wait_for(password)
         except ProtocolError as error:
             self.fail(error.text)
         except Exception as error:  # an error caused by one client must not affect the others
-            self._listener.log.error(f"cid {self.session.cid}: {type(error).__name__}: {error}")
+            self._context.log.error(f"cid {self.session.cid}: {type(error).__name__}: {error}")
             self.fail(None)
 
-    def _receive_tls(self, nbytes: int) -> None:
-        channel = self._channel
-        assert channel is not None
-        recv_buffer = self._listener.recv_buffer
-        if self._detecting_tls:
-            self._detecting_tls = False
-            if recv_buffer[0] != TLS_HANDSHAKE_RECORD:
-                self._channel = None
-                self._on_tls_established()
-                self._on_plaintext(recv_buffer, nbytes)
-                return
-        already_established = channel.established
-        self._extend_handshake_timeout()
-        try:
-            plaintexts = channel.receive(memoryview(recv_buffer)[:nbytes])
-        except ssl.SSLError:
-            self._write(channel.drain_outgoing())
-            self.fail(None)
+    def _on_password_verified(self, received: bytes) -> None:
+        """Parse CONNECT again, and what followed it."""
+        if self.closing or self._greeting is None:
             return
-        self._write(channel.drain_outgoing())
-        if channel.established and not already_established:
-            self._on_tls_established()
-        for chunk in plaintexts:
-            if not self._closing:
-                self._on_plaintext(chunk, len(chunk))
-        if channel.peer_closed:
-            self.close()
+        self._parser = self._context.registry.make_parser(self.session)
+        self.resume_reading()
+        self._parse(received, len(received))
 
     def eof_received(self) -> None:
         # The socket is closed next; requests sent before still get their replies.
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
+        self.closing = True
         self._parser = None
         self._set_expiry(0)
         self.session.close()
-        self._listener.remove(self)
+        context = self._context
+        context.registry.remove(self)
+        context.backpressure.remove(self)
+        context.write_scheduler.remove_reader(self)
 
     # Output
 
     def flush(self) -> None:
         """Write the session's output; a client that does not keep up is disconnected."""
-        if self.session.chunk_bytes and self.writes_chunks and self._channel is None:
+        if self.session.chunk_bytes and self.writes_chunks and self._tls is None:
             chunks = self.session.drain_chunks()
             if self._transport.is_closing():
                 return
@@ -246,15 +235,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send(self, data: bytes | bytearray) -> None:
         """Send, encrypted if there is TLS; before the handshake only INFO is sent in plain text."""
-        channel = self._channel
-        if channel is None:
-            self._write(data)
-        elif channel.established:
-            self._write(channel.encrypt(data))
+        tls = self._tls
+        if tls is None:
+            self.write(data)
+        elif (channel := tls.channel).established:
+            self.write(channel.encrypt(data))
         elif not self.session.connect_accepted:
             self._transport.write(data)
 
-    def _write(self, data: bytes | bytearray) -> None:
+    def write(self, data: bytes | bytearray) -> None:
+        """Write to the socket; a client that does not keep up is disconnected."""
         if not data:
             return
         self._transport.write(data)
@@ -263,14 +253,17 @@ class Connection(asyncio.BufferedProtocol):
     def _check_write_backlog(self) -> None:
         pending = self._transport.get_write_buffer_size()
         if pending:
-            self._listener.on_write_backlog(self, pending)
+            backpressure = self._context.backpressure
+            backpressure.on_write_backlog(self, pending)
 
     def pause_writing(self) -> None:
         self.session.blocked = True
-        self._listener.start_write_deadline(self)
+        backpressure = self._context.backpressure
+        backpressure.start_write_deadline(self)
 
     def resume_writing(self) -> None:
-        self._listener.clear_write_deadline(self)
+        backpressure = self._context.backpressure
+        backpressure.clear_write_deadline(self)
         self.session.notify_writable()
 
     @property
@@ -297,28 +290,28 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection, with an error text unless nats-server sends none in that case."""
         if text is not None:
             self.session.send_error(text)
-        self._listener.log.debug(f"cid {self.session.cid}: closed: {text or 'malformed operation'}")
+        self._context.log.debug(f"cid {self.session.cid}: closed: {text or 'malformed operation'}")
         self.close()
 
     def close(self) -> None:
         """Close the connection after pending output has been sent."""
-        if self._closing:
+        if self.closing:
             return
         self.flush()
         self._send_close()
-        self._closing = True
+        self.closing = True
         self.session.close()
-        if self._channel is not None and self._channel.established:
-            self._write(self._channel.close())
+        if self._tls is not None:
+            self._tls.close()
         self._transport.close()
-        self._listener.timer_wheel.schedule(self, CLOSE_TIMEOUT_S)
+        self._context.timer_wheel.schedule(self, CLOSE_TIMEOUT_S)
 
     def _send_close(self) -> None:
         """Send what this kind of connection sends last."""
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self._closing = True
+        self.closing = True
         self.session.close()
         self._transport.abort()
 
@@ -326,56 +319,45 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_timeout(self) -> None:
         """Handle a timeout: close, handshake, authentication or ping interval."""
-        if self._closing:
+        if self.closing:
             self._transport.abort()
-        elif self._channel is not None and not self._channel.established:
-            self._on_handshake_timeout()
+        elif (tls := self._tls) is not None and not tls.channel.established:
+            tls.on_handshake_timeout()
+        elif self._greeting is not None and self._greeting.is_waiting:
+            self._context.timer_wheel.schedule(self, self._context.options.auth_timeout_s)
         elif not self.session.authenticated:
             self.fail("Authentication Timeout")
         else:
             self._ping()
 
-    def _on_handshake_timeout(self) -> None:
-        """TLS handshake timed out: send INFO to a client we were waiting on (handshake-first fallback), else disconnect."""
-        if self._info_sent or not self._listener.options.tls_first_wait_s:
-            self.abort()
-            return
-        self._send_info()
-        self._listener.timer_wheel.schedule(self, self._listener.options.tls_timeout_s)
-
     def _ping(self) -> None:
         """Send a ping unless the client was active since the last one; disconnect after too many without a pong."""
-        session, listener = self.session, self._listener
+        session, context = self.session, self._context
         activity = session.activity + session.in_msgs
         if not self._ping_sent or activity == self._last_activity:
-            if session.pings_out >= listener.options.ping_max:
-                listener.stale_connections += 1
+            if session.pings_out >= context.options.ping_max:
+                context.registry.stale_connections += 1
                 self.fail("Stale Connection")
                 return
             self._ping_sent = True
             session.ping()
         self._last_activity = activity
-        listener.timer_wheel.schedule(self, listener.options.ping_interval_s)
+        context.timer_wheel.schedule(self, context.options.ping_interval_s)
 
     # The session's transport
 
     def now_ns(self) -> int:
-        return int(self._listener.loop.time() * 1e9)
+        return int(self._context.loop.time() * 1e9)
 
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
-        identity = self._listener.authenticator.check(fields, self.auth_context())
+        identity = self._context.registry.authenticate(self, fields)
         if identity is not None:
-            self._listener.bind_account(self, identity)
             self._set_expiry(identity.expires_s, identity.grant.expiry_error if identity.grant else "")
         return identity
 
     def auth_context(self) -> AuthContext:
         """Return the properties of the connection that authentication needs."""
-        certificate = (
-            self._channel.get_peer_certificate()
-            if self._channel is not None and self._channel.established
-            else None
-        )
+        certificate = self._tls.get_peer_certificate() if self._tls is not None else None
         profile = self._profile
         return AuthContext(
             self._nonce,
@@ -384,6 +366,7 @@ class Connection(asyncio.BufferedProtocol):
             certificate,
             profile.map_users,
             profile.no_auth_user,
+            self._greeting.verified if self._greeting is not None else None,
         )
 
     def set_max_payload(self, max_payload: int) -> None:
@@ -403,14 +386,15 @@ class Connection(asyncio.BufferedProtocol):
             self._expiry_timer = None
         if at_s:
             delay_s = max(at_s - time.time(), 0.0)
-            self._expiry_timer = self._listener.loop.call_later(delay_s, self.fail, text)
+            self._expiry_timer = self._context.loop.call_later(delay_s, self.fail, text)
 
     def on_connected(self) -> None:
-        if self._listener.observer is not None:
-            self._listener.observer.on_connect(self.session)
-        first_ping_s = min(self._listener.options.ping_interval_s, FIRST_PING_S)
-        self._listener.timer_wheel.schedule(self, first_ping_s * (1 + FIRST_PING_JITTER * random.random()))
+        context = self._context
+        self._greeting = None
+        context.registry.on_connected(self.session)
+        first_ping_s = min(context.options.ping_interval_s, FIRST_PING_S)
+        context.timer_wheel.schedule(self, first_ping_s * (1 + FIRST_PING_JITTER * random.random()))
 
     def info(self) -> bytes:
-        identity = self.session.identity
-        return self._listener.make_info(self, self._profile, account=identity.account if identity else "")
+        identity, registry = self.session.identity, self._context.registry
+        return registry.make_info(self, self._profile, account=identity.account if identity else "")

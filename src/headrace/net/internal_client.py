@@ -1,4 +1,4 @@
-"""Credentials for code in the server's own process that connects to it as a client."""
+"""Credentials for code in the server's own process that connects to it as a client. See ADR 32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.net.listener_profile import format_address
 def make_internal_credentials(listener: Listener) -> dict[str, Any]:
     """Return options to connect with; they contain a secret that is created now and never stored."""
     options = listener.options
-    secret = listener.authenticator.internal_secret = secrets.token_hex(32)
+    secret = listener.registry.authenticator.internal_secret = secrets.token_hex(32)
     host = options.host if is_loopback(options.host) else LOOPBACK_HOST
     scheme = "tls" if options.tls_enabled else "nats"
     credentials = {

@@ -1,7 +1,7 @@
 """Sets up JetStream on a real disk, in a real event loop.
 
-Owns which accounts have streams, and how these are connected to their directory and to the event loop; nothing of what
-streams do.
+Owns which accounts have JetStream, and connects their streams to the store directory and the event loop. Must not know
+what streams do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from headrace.broker import GLOBAL, Account, Accounts, Timers
 from headrace.broker.commit.server_quota import ServerQuota
 from headrace.broker.handlers.api_dispatch import DisabledApi
 from headrace.broker.jetstream import ENDPOINTS, AccountJetStream
+from headrace.broker.jetstream_settings import JetStreamSettings
 from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, BatchLimits
 from headrace.broker.streams.fast_ingest import FastIngestLimits
 from headrace.config.options import AccountOptions, ServerOptions
@@ -73,7 +74,7 @@ class JetStreamSetup:
             account_config = account_configs.get(account.name)
             if account is self._accounts.system:
                 continue
-            # Without configured accounts, everybody is in the global one.
+            # Without configured accounts, every client uses the global account.
             limits = account_config.jetstream_limits if account_config is not None else None
             if not configured_names and account.name == GLOBAL:
                 self._enable(options, account, server)
@@ -95,7 +96,7 @@ class JetStreamSetup:
 
     def _disable(self, account: Account) -> None:
         if account.jetstream is not None:
-            self._log.warn(f"Account {account.name} keeps its streams until a restart")
+            self._log.warn(f"Disabling JetStream for account {account.name} requires a restart")
         elif account.name not in self._disabled_apis:
             self._disabled_apis[account.name] = DisabledApi(account.router, ENDPOINTS)
             self._disabled_apis[account.name].subscribe()
@@ -109,7 +110,7 @@ class JetStreamSetup:
             try:
                 jetstream.close()
             except StoreError as error:
-                self._log.error(f"The store could not be closed: {error}")
+                self._log.error(f"Cannot close the store: {error}")
             finally:
                 jetstream.store.disk.close()
 
@@ -156,14 +157,14 @@ def open_jetstream(
             store = Store.open(disk, timers.clock)
             jetstream = _make_jetstream(options, account, store, timers, server_name, limits, server_quota)
     except BaseException:
-        disk.close()  # so that a second attempt in this process finds it unlocked
+        disk.close()  # releases the lock, so that this process can try again
         raise
     jetstream.start()
     report = store.report()
     for damage in report.damage:
-        log.error(f"Damage in the store: {damage}; `headrace fsck` tells more")
+        log.error(f"Damage in the store: {damage}; run `headrace fsck` for details")
     for name, reason in report.offline_streams.items():
-        log.error(f"Stream {name} did not start: {reason}")
+        log.error(f"Cannot start stream {name}: {reason}")
     log.info(f"  Store Directory: {str(path)!r}")
     log.info(f"  Streams:         {len(jetstream.streams)}")
     return jetstream
@@ -184,18 +185,20 @@ def _make_jetstream(
         timers.clock,
         timers,
         asyncio.get_running_loop().call_soon,
-        server_name=server_name,
-        account=account.name,
-        domain=options.domain,
-        reject_unknown_fields=options.strict,
-        pending_max=options.max_pending,
-        limits=limits,
-        batch_limits=BatchLimits(
-            per_stream=options.batch_max_inflight_per_stream,
-            per_server=options.batch_max_inflight_total,
-            messages=options.batch_max_msgs,
-            timeout_ns=int(options.batch_timeout_s * 1e9),
+        JetStreamSettings(
+            server_name=server_name,
+            account=account.name,
+            domain=options.domain,
+            reject_unknown_fields=options.strict,
+            pending_max=options.max_pending,
+            limits=limits,
+            batch_limits=BatchLimits(
+                per_stream=options.batch_max_inflight_per_stream,
+                per_server=options.batch_max_inflight_total,
+                messages=options.batch_max_msgs,
+                timeout_ns=int(options.batch_timeout_s * 1e9),
+            ),
+            fast_ingest_limits=_make_fast_ingest_limits(options),
         ),
-        fast_limits=_make_fast_ingest_limits(options),
-        server_quota=room,
+        room,
     )

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from headrace.auth.authenticator import Authenticator, RecheckResult, UserIdentity
 from headrace.config.options import ServerOptions
-from headrace.net.connection import Connection
+from headrace.net.client_connection import ClientConnection
 
 RELOADABLE = {
     "user",
@@ -69,7 +69,7 @@ def merge_options(before: ServerOptions, after: ServerOptions) -> ServerOptions:
 
 
 def recheck_connection(
-    connection: Connection, authenticator: Authenticator, old_authenticator: Authenticator
+    connection: ClientConnection, authenticator: Authenticator, old_authenticator: Authenticator
 ) -> None:
     """Apply new permissions to a client, or disconnect it as nats-server does."""
     identity = connection.session.identity

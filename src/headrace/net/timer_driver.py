@@ -1,6 +1,6 @@
 """Runs the broker's timers in an event loop.
 
-The broker knows only `Timers`; this module drives them in real time. Virtual time is in `headrace.sim`.
+The broker knows only `Timers`; this module drives them in real time, `virtual_time` in virtual time.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
         context.load_cert_chain(files.cert, files.key)
     except (OSError, ssl.SSLError) as error:
         raise OptionsError(
-            f"cannot use certificate {files.cert!r} with key {files.key!r}: {error}"
+            f"cannot load certificate {files.cert!r} with key {files.key!r}: {error}"
         ) from error
 
 
@@ -37,4 +37,4 @@ def _load_authority(context: ssl.SSLContext, files: TlsFiles) -> None:
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
-        raise OptionsError(f"cannot use certificate authority {files.ca!r}: {error}") from error
+        raise OptionsError(f"cannot load CA certificate {files.ca!r}: {error}") from error

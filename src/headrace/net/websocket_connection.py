@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headrace.net.client_tls import ClientTls
 from headrace.net.connection import Connection
+from headrace.net.connection_context import ConnectionContext
 from headrace.net.listener_profile import ListenerProfile
 from headrace.protocol import websocket
 from headrace.protocol.websocket import HandshakeRejected, WebSocketCodec, WebSocketError
@@ -19,7 +21,6 @@ from headrace.protocol.websocket import HandshakeRejected, WebSocketCodec, WebSo
 if TYPE_CHECKING:
     from headrace.broker import SessionIdentity
     from headrace.config.options import WebSocketOptions
-    from headrace.net.listener import Listener
 
 #: The maximum size of a decompressed message before authentication.
 UNAUTHENTICATED_BYTES_MAX = 64 * 1024
@@ -45,8 +46,10 @@ class WebSocketConnection(Connection):
 
     writes_chunks: ClassVar[bool] = False
 
-    def __init__(self, listener: Listener, profile: ListenerProfile, settings: WebSocketOptions) -> None:
-        super().__init__(listener, profile)
+    def __init__(
+        self, context: ConnectionContext, profile: ListenerProfile, settings: WebSocketOptions
+    ) -> None:
+        super().__init__(context, profile)
         self._settings = settings
         self._http_head: bytearray | None = bytearray()
         self._codec: WebSocketCodec | None = None
@@ -55,17 +58,17 @@ class WebSocketConnection(Connection):
 
     # The handshake
 
-    def _start_tls(self, context: ssl.SSLContext) -> None:
-        self._make_channel(context)
-        self._listener.timer_wheel.schedule(self, self._settings.handshake_timeout_s)
+    def _start_tls(self, ssl_context: ssl.SSLContext) -> None:
+        self._tls = ClientTls(self, self._context, ssl_context)
+        self._context.timer_wheel.schedule(self, self._settings.handshake_timeout_s)
 
     def _start_plain(self) -> None:
-        self._listener.timer_wheel.schedule(self, self._settings.handshake_timeout_s)
+        self._context.timer_wheel.schedule(self, self._settings.handshake_timeout_s)
 
-    def _on_tls_established(self) -> None:
+    def on_tls_established(self) -> None:
         """Do nothing: the HTTP request comes next."""
 
-    def _on_plaintext(self, data: bytes | bytearray, size: int) -> None:
+    def on_plaintext(self, data: bytes | bytearray, size: int) -> None:
         if self._http_head is not None:
             self._read_http_head(self._http_head, bytes(memoryview(data)[:size]))
         else:
@@ -78,7 +81,9 @@ class WebSocketConnection(Connection):
             if end < 0 and len(http_head) <= websocket.HTTP_HEAD_BYTES_MAX:
                 return
             if end < 0 or end > websocket.HTTP_HEAD_BYTES_MAX:
-                raise HandshakeRejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long")
+                raise HandshakeRejected(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "request header is too long"
+                )
             if end + 4 != len(http_head):
                 raise HandshakeRejected(
                     HTTPStatus.BAD_REQUEST, "client sent data before handshake is complete"
@@ -86,16 +91,16 @@ class WebSocketConnection(Connection):
             self._upgrade(bytes(http_head))
         except HandshakeRejected as rejection:
             self._send(rejection.encode_response())
-            self._listener.log.debug(f"cid {self.session.cid}: no WebSocket: {rejection}")
+            self._context.log.debug(f"cid {self.session.cid}: WebSocket handshake rejected: {rejection}")
             self.close()
 
     def _upgrade(self, http_head: bytes) -> None:
-        settings, listener = self._settings, self._listener
+        settings, context = self._settings, self._context
         request = websocket.parse_request(http_head)
         websocket.check_handshake(request)
         if request.path.partition("?")[0].endswith(_NON_CLIENT_PATHS):
-            raise HandshakeRejected(HTTPStatus.NOT_FOUND, "only clients are served here")
-        secure = self._channel is not None
+            raise HandshakeRejected(HTTPStatus.NOT_FOUND, "only client connections are supported")
+        secure = self._tls is not None
         websocket.check_origin(
             request, same=settings.same_origin, allowed=settings.allowed_origins, secure=secure
         )
@@ -105,8 +110,8 @@ class WebSocketConnection(Connection):
         self._cookies = request.cookies()
         self._codec = WebSocketCodec(compress=compress, inflated_max=UNAUTHENTICATED_BYTES_MAX)
         if self.session.authenticated:
-            self._codec.inflated_max = listener.options.max_pending
-        self._send_info()
+            self._codec.inflated_max = context.options.max_pending
+        self.send_info()
         self._on_ready()
 
     # Frames
@@ -117,7 +122,7 @@ class WebSocketConnection(Connection):
             return
         try:
             for piece in codec.receive(data):
-                if self._closing:
+                if self.closing:
                     return
                 self._parse(piece, len(piece))
         except WebSocketError as error:
@@ -134,8 +139,8 @@ class WebSocketConnection(Connection):
             self._codec = None  # the close frame has been answered
             self.close()
 
-    def _send_info(self) -> None:
-        self._info_sent = True
+    def send_info(self) -> None:
+        self.info_sent = True
         if self._codec is not None:
             self._send(self._codec.encode(self.info_line()))
 
@@ -153,7 +158,7 @@ class WebSocketConnection(Connection):
             self._send(websocket.encode_close(*self._close_status))
 
     def on_timeout(self) -> None:
-        if not self._closing and self._http_head is not None:
+        if not self.closing and self._http_head is not None:
             self.abort()
         else:
             super().on_timeout()
@@ -178,17 +183,17 @@ class WebSocketConnection(Connection):
 
     def on_connected(self) -> None:
         if self._codec is not None:
-            self._codec.inflated_max = self._listener.options.max_pending
+            self._codec.inflated_max = self._context.options.max_pending
         super().on_connected()
 
 
 async def create_websocket_server(
-    listener: Listener,
+    context: ConnectionContext,
     get_profile: Callable[[], tuple[ListenerProfile, WebSocketOptions]],
     host: str,
     port: int,
 ) -> asyncio.Server:
     """Create the server for WebSocket clients; raise OSError if the address is not available."""
-    return await listener.loop.create_server(
-        lambda: WebSocketConnection(listener, *get_profile()), host, max(port, 0), start_serving=False
+    return await context.loop.create_server(
+        lambda: WebSocketConnection(context, *get_profile()), host, max(port, 0), start_serving=False
     )

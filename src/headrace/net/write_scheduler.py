@@ -2,7 +2,7 @@
 
 Large fan-outs are sent in slices, so other clients are still served between slices. Invariant: a client that causes much
 fan-out while large outputs are queued is not read from until the outputs queued at that time are sent; and queued output
-is bounded, in total and for each client.
+is bounded, in total and for each client. See ADR 14.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 An entry of zeros ends the archive. It is wrapped in Snappy framing: chunks of a type, a length and a masked checksum.
 Accepts bytes in pieces of any size and returns entries; invalid input raises ProtocolError. Must not know streams or
-disks.
+disks. See ADR 42.
 """
 
 from __future__ import annotations

@@ -33,5 +33,5 @@ def encode_msg(subject: bytes, sid: bytes, reply: bytes, header: bytes, payload:
 
 
 def no_responders_header(subject: bytes) -> bytes:
-    """Return the header block that tells a requester that a subject has no subscribers."""
+    """Return the header block of the reply to a request whose subject has no subscribers."""
     return b"NATS/1.0 503\r\nNats-Subject: %s\r\n\r\n" % subject

@@ -3,7 +3,7 @@
 Owns the opening handshake, framing, masking, control frames and permessage-deflate. The content of a frame is passed on
 as it arrives, so memory does not grow with a length that a peer only announces: a frame's length is a number until its
 bytes arrive, and inflated data is bounded. Message boundaries have no meaning here: all messages form one stream of
-bytes.
+bytes. See ADR 73.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WebSocketError(Exception):
 
 
 class HandshakeRejected(Exception):
-    """A request is no valid handshake; has the HTTP status."""
+    """A request is not a valid handshake; has the HTTP status."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -103,7 +103,7 @@ def parse_request(header: bytes) -> HandshakeRequest:
 
 
 def check_handshake(request: HandshakeRequest) -> None:
-    """Reject requests that are no opening handshake."""
+    """Reject requests that are not an opening handshake."""
     if request.method != "GET":
         raise HandshakeRejected(HTTPStatus.METHOD_NOT_ALLOWED, "request method must be GET")
     if not request.get("host"):
@@ -122,7 +122,7 @@ def check_handshake(request: HandshakeRequest) -> None:
 
 
 def check_origin(request: HandshakeRequest, *, same: bool, allowed: tuple[str, ...], secure: bool) -> None:
-    """Reject a web page from another origin; a client that sends no origin is no browser."""
+    """Reject a web page from another origin; a client that sends no origin is not a browser."""
     origin = request.get("origin") or request.get("sec-websocket-origin")
     if not origin or not (same or allowed):
         return
@@ -288,7 +288,7 @@ class WebSocketCodec:
             raise WebSocketError("mask bit missing")
         if opcode in (CLOSE, PING, PONG):
             if not final or compressed or second & 0x7F > CONTROL_BYTES_MAX:
-                raise WebSocketError("a control frame is whole, small and not compressed")
+                raise WebSocketError("control frame is fragmented, compressed or too large")
             self._control = bytearray()
         elif opcode in (TEXT, BINARY):
             if self._in_message:
@@ -332,11 +332,11 @@ class WebSocketCodec:
             try:
                 piece = self._inflater.decompress(data, _CHUNK)
             except zlib.error as error:
-                raise WebSocketError("compressed data is not good", INVALID_DATA) from error
+                raise WebSocketError("invalid compressed data", INVALID_DATA) from error
             data = self._inflater.unconsumed_tail
             self._inflated += len(piece)
             if self._inflated > self.inflated_max:
-                raise WebSocketError("a compressed message is too big", TOO_BIG)
+                raise WebSocketError("compressed message is too large", TOO_BIG)
             if piece:
                 yield piece
 

@@ -1,10 +1,10 @@
 """`headrace.read`: the messages of a stream as a table, for pandas, polars, DuckDB, Spark or plain Arrow.
 
 Owns the public `StreamScan`. Rows come from a store's folder, from a pin that a broker granted, or from a server
-(`backends`). Invariant: all rows of a folder or a pin come from one snapshot, and reading twice gives the same rows;
+(`open_source`). Invariant: all rows of a folder or a pin come from one snapshot, and reading twice gives the same rows;
 from a server the range of sequences is fixed when the scan is created, and messages removed later are missing. Must not
 know segments or manifests (`headrace.storage` does), and imports pyarrow only when something is read: it is the extra
-`headrace[read]`.
+`headrace[read]`. See ADR 55.
 """
 
 from __future__ import annotations
@@ -15,15 +15,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from headrace.reader.backends import (
-    Backend,
-    Batches,
-    BoundLike,
-    PathLike,
-    ReadRange,
-    open_folder,
-    open_server,
-)
+from headrace.reader.read_source import Backend, Batches, BoundLike, PathLike, ReadRange
 from headrace.reader.row_mapper import RowFormat, make_claim_options, make_kv_reader, make_stream_reader
 
 if TYPE_CHECKING:
@@ -32,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.claims.config import ClaimConfig
+    from headrace.reader.options import ReadOptions
 
 __all__ = ["StreamScan", "read", "read_kv"]
 
@@ -74,13 +67,9 @@ def read(
     what it may need; the lease lasts an hour.
     """
     _require_pyarrow()
-    is_server = _is_server(source)
-    row_format = RowFormat(time_unit, views, bool(parse_headers) or is_server or bool(claims))
-    backend = (
-        open_server(os.fspath(source), stream, connection, path, lease_claims=bool(claims))
-        if is_server
-        else open_folder(os.fspath(source), stream, pin)
-    )
+    options = _make_options(source, stream, path, connection)
+    row_format = RowFormat(time_unit, views, bool(parse_headers) or options.servers_given or bool(claims))
+    backend = _open_backend(options, pin, lease_claims=bool(claims))
     try:
         read_range = ReadRange(_to_patterns(subject), start, end, batch_rows)
         claim_options = make_claim_options(claims, claim_config, claim_errors)
@@ -113,12 +102,7 @@ def read_kv(
     has the keys of its upstream: read from a folder alone, such a bucket shows no keys.
     """
     _require_pyarrow()
-    is_server, stream = _is_server(source), f"KV_{bucket}"
-    backend = (
-        open_server(os.fspath(source), stream, connection, path)
-        if is_server
-        else open_folder(os.fspath(source), stream, pin)
-    )
+    backend = _open_backend(_make_options(source, f"KV_{bucket}", path, connection), pin)
     try:
         prefix = backend.find_key_prefix(bucket)
         read_range = ReadRange(
@@ -198,8 +182,28 @@ class StreamScan:
         self.close()
 
 
-def _is_server(source: PathLike) -> bool:
-    return isinstance(source, str) and "://" in source
+def _make_options(
+    source: PathLike, stream: str, path: PathLike | None, connection: Mapping[str, str] | None
+) -> ReadOptions:
+    """Return the options that select the servers in `source`, or the folder."""
+    from headrace.reader.blocking_connection import ServerAddress
+    from headrace.reader.options import ReadOptions, parse_read_options
+
+    if not (isinstance(source, str) and "://" in source):
+        return ReadOptions(ServerAddress(), stream, path=os.fspath(source) or os.curdir)
+    raw_options = {**(connection or {}), "servers": source, "stream": stream}
+    if path is not None:
+        raw_options["path"] = os.fspath(path) or os.curdir
+    return parse_read_options(raw_options)
+
+
+def _open_backend(options: ReadOptions, pin: str | None, *, lease_claims: bool = False) -> Backend:
+    from headrace.reader.open_source import open_source
+
+    source = open_source(options)
+    if lease_claims:
+        source.lease_claims(0)
+    return source.open_backend(pin or "")
 
 
 def _require_pyarrow() -> None:

@@ -1,72 +1,35 @@
-"""Backends of a scan: a snapshot in files, or a server.
+"""Backends of a scan: one state of a stream that this process reads, from files or from a server.
 
-Owns both backends and the range of a read. Invariant: both return the same rows and types for the same messages. Must
-not know how the rows are used.
+Owns the backends; a source opens them (`ReadSource.open_backend`). Invariant: all return the same
+rows and types for the same messages. Must not know how the rows are used.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from headrace.reader.read_source import Batches, BoundLike, ReadRange, ReadSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headrace.reader.batch_cast import SeqRange
     from headrace.reader.options import ReadOptions
+    from headrace.reader.stream_admin import StreamInfo
     from headrace.storage.snapshot.open_snapshot import ArrowLayout, Selection, StreamSnapshot
 
-BoundLike = int | datetime | str | None
-PathLike = str | os.PathLike[str]
-Batches = Iterator["pa.RecordBatch"]
-
 _connection_numbers = itertools.count(1)
-
-
-class Backend(Protocol):
-    """Source of rows."""
-
-    @property
-    def position(self) -> int: ...
-    @property
-    def as_of(self) -> datetime: ...
-    def find_key_prefix(self, bucket: str) -> str:
-        """Return the prefix of the subjects of a bucket's keys."""
-
-    def make_batch_reader(self, read_range: ReadRange, layout: ArrowLayout) -> Callable[[], Batches]:
-        """Return a function that reads the range, any number of times."""
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class ReadRange:
-    """Which rows to read. With `is_table` (the current value of each key) a server is read to the end of the stream."""
-
-    patterns: tuple[str, ...]
-    start: BoundLike
-    end: BoundLike
-    batch_rows: int
-    is_table: bool = False
 
 
 class SnapshotBackend:
     """A snapshot in files: of a pin, or of a store that no broker has open."""
 
-    def __init__(
-        self,
-        snapshot: StreamSnapshot,
-        release: Callable[[], None] = lambda: None,
-        find_key_prefix: Callable[[str], str] | None = None,
-    ) -> None:
-        from headrace.reader.kv_rows import make_key_prefix
-
-        self.find_key_prefix = find_key_prefix or make_key_prefix
+    def __init__(self, snapshot: StreamSnapshot) -> None:
         self._snapshot = snapshot
-        self._release: Callable[[], None] | None = release
 
     @property
     def position(self) -> int:
@@ -76,55 +39,76 @@ class SnapshotBackend:
     def as_of(self) -> datetime:
         return datetime.fromtimestamp(self._snapshot.manifest.as_of_ns / 1e9, UTC)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        from headrace.storage.snapshot.open_snapshot import COLUMNS
+
+        return COLUMNS
+
+    def find_key_prefix(self, bucket: str) -> str:
+        from headrace.reader.kv_rows import make_key_prefix
+
+        return make_key_prefix(bucket)
+
     def make_batch_reader(self, read_range: ReadRange, layout: ArrowLayout) -> Callable[[], Batches]:
         selection = _make_selection(read_range)
         return lambda: self._snapshot.batches(selection, layout, read_range.batch_rows)
 
     def close(self) -> None:
         self._snapshot.close()
-        release, self._release = self._release, None
-        if release is not None:
-            release()
 
 
-@dataclass(frozen=True)
-class _FixedSeqRange:
-    """A range of sequences for the direct-get reader."""
+class PinnedBackend(SnapshotBackend):
+    """A snapshot of a pin that a broker granted for this scan, and that is released with it."""
 
-    start: int
-    end: int
-    first_seq: int
-    pin: str = ""
+    def __init__(
+        self, snapshot: StreamSnapshot, source: ReadSource, stream_info: StreamInfo, pin: str
+    ) -> None:
+        super().__init__(snapshot)
+        self._source = source
+        self._stream_info = stream_info
+        self._pin = pin
+
+    def find_key_prefix(self, bucket: str) -> str:
+        return self._source.find_key_prefix(self._stream_info)
+
+    def close(self) -> None:
+        super().close()
+        pin, self._pin = self._pin, ""
+        if pin:
+            self._source.unpin(pin)
 
 
 class ServerBackend:
     """A server; each pass over the rows has its own connection, so that several can run at once."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        from headrace.reader.stream_catalog import ServerSource
-
+    def __init__(self, source: ReadSource, options: ReadOptions) -> None:
         self._options = options
-        self._source = ServerSource(options)
-        self._stream_info = self._source.get_info()
+        self._source = source
+        self._stream_info = source.get_info()
         self.as_of = datetime.now(UTC)
 
     @property
     def position(self) -> int:
         return self._stream_info.next_seq - 1
 
-    def find_key_prefix(self, bucket: str) -> str:
-        from headrace.reader.stream_admin import find_key_prefix
+    @property
+    def columns(self) -> tuple[str, ...]:
+        from headrace.storage.snapshot.open_snapshot import COLUMNS
 
-        return find_key_prefix(self._options, self._stream_info)
+        return tuple(name for name in COLUMNS if name != "size")
+
+    def find_key_prefix(self, bucket: str) -> str:
+        return self._source.find_key_prefix(self._stream_info)
 
     def make_batch_reader(self, read_range: ReadRange, layout: ArrowLayout) -> Callable[[], Batches]:
-        from headrace.reader.batch_cast import OPEN_END
+        from headrace.reader.batch_cast import OPEN_END, SeqRange
 
         if "size" in layout.columns:
-            raise ValueError("there is no column size over the wire; take the length of data, or give `path`")
+            raise ValueError("column size needs `path`; when reading from a server, use the length of data")
         start = max(self._to_seq(read_range.start, self._stream_info.first_seq), self._stream_info.first_seq)
         end = min(self._to_seq(read_range.end, self._stream_info.next_seq), self._stream_info.next_seq)
-        seq_range = _FixedSeqRange(
+        seq_range = SeqRange(
             start,
             OPEN_END if read_range.is_table and read_range.end is None else end,
             self._stream_info.first_seq,
@@ -137,7 +121,7 @@ class ServerBackend:
             return self._source.find_seq_at_time(time_ns) or self._stream_info.next_seq
         return default if seq is None else seq
 
-    def _read_rows(self, seq_range: _FixedSeqRange, read_range: ReadRange, schema: pa.Schema) -> Batches:
+    def _read_rows(self, seq_range: SeqRange, read_range: ReadRange, schema: pa.Schema) -> Batches:
         from headrace.reader import blocking_connection, direct_get_reader
 
         address = replace(self._options.address, name=f"headrace.read {next(_connection_numbers)}")
@@ -181,46 +165,6 @@ def _filter_subjects(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.Rec
     return batch.filter(pc.is_in(subjects, pa.array(matching_subjects, pa.string())))
 
 
-def open_folder(folder: str, stream: str, pin: str | None) -> Backend:
-    from headrace.storage.snapshot import open_snapshot
-
-    return SnapshotBackend(
-        open_snapshot.open_pin(folder, stream, pin) if pin else open_snapshot.open_folder(folder, stream)
-    )
-
-
-def open_server(
-    servers: str,
-    stream: str,
-    connection: Mapping[str, str] | None,
-    path: PathLike | None,
-    *,
-    lease_claims: bool = False,
-) -> Backend:
-    """Open a stream of a server: by a pin if its files can be reached, otherwise by direct gets."""
-    from headrace.reader import stream_admin
-    from headrace.reader.options import parse_read_options
-    from headrace.storage.snapshot.offline_pin import find_store_folder
-    from headrace.storage.snapshot.open_snapshot import open_pin
-
-    raw_options = {**(connection or {}), "servers": servers, "stream": stream}
-    options = parse_read_options(raw_options if path is None else {**raw_options, "path": os.fspath(path)})
-    if lease_claims:
-        from headrace.reader.claim_lease import lease_once
-
-        lease_once(options, 0)
-    if path is None:
-        return ServerBackend(options)
-    folder = str(find_store_folder(path))
-    stream_info = stream_admin.fetch_info(options)
-    pin = stream_admin.pin_stream(options)
-    return SnapshotBackend(
-        open_pin(folder, stream, pin),
-        lambda: stream_admin.unpin_stream(options, pin),
-        lambda bucket: stream_admin.find_key_prefix(options, stream_info),
-    )
-
-
 def _make_selection(read_range: ReadRange) -> Selection:
     from headrace.storage.snapshot.open_snapshot import Selection
 
@@ -237,14 +181,14 @@ def _parse_bound(value: BoundLike) -> tuple[int | None, int | None]:
 
         parsed = parse_bound(value)
         if parsed.keyword == "last-per-subject":
-            raise ValueError("last-per-subject is a way to read a bucket: use read_kv")
+            raise ValueError("last-per-subject is only available for buckets: use read_kv")
         if parsed.keyword in ("earliest", "latest"):
             return (None, None) if parsed.keyword == "earliest" else (OPEN_END, None)
         return (None, parsed.time_ns) if parsed.time_ns else (parsed.seq, None)
     if value is None or isinstance(value, int):
         return value, None
     if value.tzinfo is None:
-        raise ValueError(f"{value!r} has no time zone; say which one, e.g. tzinfo=datetime.UTC")
+        raise ValueError(f"{value!r} has no time zone; set one, e.g. tzinfo=datetime.UTC")
     since_epoch = value - datetime(1970, 1, 1, tzinfo=UTC)
     return None, (
         since_epoch.days * 86_400 + since_epoch.seconds

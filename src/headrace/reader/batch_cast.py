@@ -7,7 +7,7 @@ uses the readers where Spark is not installed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -15,17 +15,16 @@ import pyarrow as pa
 OPEN_END = 1 << 62
 
 
-class SeqRange(Protocol):
-    """Sequences from `start` (included) to `end` (excluded), as shown by a pin if there is one."""
+@dataclass(frozen=True)
+class SeqRange:
+    """Sequences from `start` (included) to `end` (excluded).
 
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def first_seq(self) -> int: ...
-    @property
-    def pin(self) -> str: ...
+    `first_seq` is the stream's first sequence at planning time: messages that existed then and are gone now were lost.
+    """
+
+    start: int
+    end: int
+    first_seq: int = 0
 
 
 def build_batch(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:

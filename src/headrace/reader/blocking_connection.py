@@ -108,15 +108,15 @@ class BlockingConnection:
         return self.receive_reply(reply, subject, timeout_s)
 
     def receive_reply(self, reply: bytes, operation: str, timeout_s: float = 0.0) -> Msg:
-        """Return the next message on an inbox; drop others, which are replies that nobody waits for any more."""
+        """Return the next message on an inbox; drop others, which are replies to requests that were given up."""
         for message in self.iter_messages(timeout_s or self.address.timeout_s, operation):
             if message.subject == reply:
                 if message.header[:12] == b"NATS/1.0 503":
                     raise ConnectionFailed(
-                        f"nobody answers on {operation}: is JetStream enabled on {self.address.redacted_servers}?"
+                        f"no responders on {operation}; check that JetStream is enabled on {self.address.redacted_servers}"
                     )
                 return message
-        raise AssertionError("frames end only by raising")
+        raise AssertionError("iter_messages never ends")
 
     def iter_messages(self, timeout_s: float, operation: str = "the server") -> Iterator[Msg]:
         """Yield messages as they arrive; raise ConnectionFailed if none arrives in time."""
@@ -134,7 +134,7 @@ class BlockingConnection:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise ConnectionFailed(
-                f"no answer to {operation} within the timeout; is {self.address.redacted_servers} alive?"
+                f"no reply to {operation} within the timeout; check that {self.address.redacted_servers} is running"
             )
         self._sock.settimeout(remaining_s)
         try:
@@ -162,11 +162,11 @@ class BlockingConnection:
             text = self.buffer[offset + 5 : end].decode(errors="replace")
             is_final = any(word in text.lower() for word in _NOT_RETRYABLE)
             raise (ServerRejected if is_final else ConnectionFailed)(
-                f"{self.address.redacted_servers} says {text}"
+                f"{self.address.redacted_servers} sent an error: {text}"
             )
         elif verb is None:
             raise ConnectionFailed(
-                f"{self.address.redacted_servers} speaks no NATS: {bytes(self.buffer[offset:end])[:80]!r}"
+                f"{self.address.redacted_servers} is not a NATS server; it sent {bytes(self.buffer[offset:end])[:80]!r}"
             )
         return end + 2
 
@@ -194,8 +194,8 @@ class BlockingConnection:
 
     def _make_lost_error(self, error: OSError | None) -> ConnectionFailed:
         self.close()
-        reason = error or "it closed the connection"
-        return ConnectionFailed(f"the connection to {self.address.redacted_servers} is lost: {reason}")
+        reason = error or "the server closed it"
+        return ConnectionFailed(f"lost the connection to {self.address.redacted_servers}: {reason}")
 
 
 def _connect_any(address: ServerAddress) -> tuple[socket.socket, dict[str, Any]]:
@@ -234,7 +234,7 @@ def _read_line(sock: socket.socket) -> bytes:
     while not line.endswith(b"\r\n"):
         byte = sock.recv(1)
         if not byte:
-            raise ConnectionError("the connection was closed at once")
+            raise ConnectionError("the server closed the connection during the handshake")
         line += byte
     return bytes(line)
 
@@ -243,7 +243,9 @@ def _await_pong(sock: socket.socket, address: ServerAddress) -> None:
     while True:
         line = _read_line(sock)
         if line.startswith(b"-ERR"):
-            raise ConnectionFailed(f"{address.redacted_servers} refuses: {line[5:].decode().strip()}")
+            raise ConnectionFailed(
+                f"{address.redacted_servers} rejected the connection: {line[5:].decode().strip()}"
+            )
         if line.startswith(b"PONG"):
             return
 
@@ -286,14 +288,12 @@ def _sign_nonce(path: str, nonce: str) -> dict[str, str]:
         raise ConnectionFailed("option `creds` needs the package nkeys: pip install nkeys") from error
     sections = _CREDENTIALS.findall(Path(path).read_text())
     if len(sections) != 2:
-        raise ConnectionFailed(
-            f"{path} is no file of credentials: it should hold a JWT and the seed of a key"
-        )
+        raise ConnectionFailed(f"{path} is not a credentials file: it must contain a JWT and an NKey seed")
     jwt, seed = sections
     try:
         signature = nkeys.from_seed(bytearray(seed.encode())).sign(nonce.encode())
     except nkeys.NkeysError as error:
-        raise ConnectionFailed(f"{path} is no file of credentials: {error}") from error
+        raise ConnectionFailed(f"{path} is not a valid credentials file: {error}") from error
     return {"jwt": jwt, "sig": base64.urlsafe_b64encode(signature).rstrip(b"=").decode()}
 
 

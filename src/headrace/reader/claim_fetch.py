@@ -46,7 +46,9 @@ def load_claim_configs(text: str | os.PathLike[str]) -> tuple[ClaimConfig, ...]:
         found = [from_mapping(document) for document in documents]
     else:
         if not Path(path_or_yaml).is_file():
-            raise ConfigError(path_or_yaml, "there is no such file; give a YAML file, or its text")
+            raise ConfigError(
+                path_or_yaml, "there is no such file; give the path of a YAML file, or YAML text"
+            )
         found = load_all(path_or_yaml)
     return check_claim_configs(found)
 
@@ -56,7 +58,7 @@ def check_claim_configs(configs: Sequence[ClaimConfig]) -> tuple[ClaimConfig, ..
     for config in configs:
         if config.backend == "memory":
             raise ConfigError(
-                "claim_check.backend", "objects in memory cannot be reached from other processes"
+                "claim_check.backend", "memory is not supported: other processes cannot read it"
             )
     return tuple(configs)
 
@@ -114,14 +116,14 @@ class ClaimFetcher:
         config = self._configs.get(namespace)
         if config is None:
             raise Forbidden(
-                f"claim {reference.claim_id} is of namespace {namespace!r}, which is not configured; "
-                f"there are {', '.join(self._configs)}",
+                f"claim {reference.claim_id} belongs to namespace {namespace!r}, which is not configured; "
+                f"configured namespaces: {', '.join(self._configs)}",
                 reference.claim_id,
             )
         references.check(reference, config, time.time_ns())
         if reference.original_size > self._limits.size_max:
             raise TooLarge(
-                f"claim {reference.claim_id} has {reference.original_size} bytes, a row may have "
+                f"claim {reference.claim_id} has {reference.original_size} bytes, more than the limit for a row, "
                 f"{self._limits.size_max}",
                 reference.claim_id,
             )

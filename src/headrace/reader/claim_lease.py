@@ -6,7 +6,7 @@ has finished; and it records where the reader began, so that the reader does not
 is renewed while the query runs and left to expire when it stops, so that a restarted query finds its claims.
 As long as the server has no claims registry, the module asks again before each position that it returns, and every few
 seconds: the first claim creates the registry. It uses connections of its own, because an error here must not end a
-query.
+query. See ADR 54.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REGISTRY = "CLAIMS"
 #: This operation prevents a delete marker when the lease expires.
 _HEADER = b"NATS/1.0\r\nKV-Operation: PURGE\r\nNats-TTL: %ds\r\n\r\n"
 _RENEW_CHECK_S = 5.0
-_UNPROTECTED = "claims of stream %r are not protected: %s"
+_UNPROTECTED = "claims of stream %r may be deleted before they are read: no lease: %s"
 #: The reader name that disables leases.
 NO_READER = "none"
 
@@ -85,7 +85,7 @@ class ClaimReaderLease:
             if self._stopped.is_set():
                 return
             lease_range = self._range
-            assert lease_range is not None, "something is held before it is told"
+            assert lease_range is not None, "extend() comes first"
             try:
                 self._connection = self._connection or BlockingConnection(self._options.address)
                 if _write_if_registry(self._connection, self._options, self._subject, lease_range):
@@ -94,7 +94,11 @@ class ClaimReaderLease:
                 _log.warning(_UNPROTECTED, self._options.stream, error)
                 self._active = False
             except (ConnectionFailed, StreamError) as error:
-                _log.warning("claims of stream %r may lose their lease: %s", self._options.stream, error)
+                _log.warning(
+                    "the lease for claims of stream %r could not be renewed, will retry: %s",
+                    self._options.stream,
+                    error,
+                )
                 self._close_connection()
             if not self._active:
                 self._close_connection()
@@ -107,19 +111,14 @@ class ClaimReaderLease:
 
 def may_read_claims(options: ReadOptions, columns: Sequence[str]) -> bool:
     """Return whether the rows of a query can lead to payloads that collectors must not delete."""
-    if not _is_enabled(options):
+    if options.claim_reader == NO_READER:
         return False
     return options.claims == "inline" or "claim" in columns or {"headers", "data"} <= set(columns)
 
 
-def _is_enabled(options: ReadOptions) -> bool:
-    """Return whether to register this reader with a server; files without `servers` have none."""
-    return options.claim_reader != NO_READER and (options.servers_given or not options.path)
-
-
 def lease_once(options: ReadOptions, finished: int) -> None:
     """Protect everything after `finished` for the duration of one lease; for a batch read."""
-    if not _is_enabled(options):
+    if options.claim_reader == NO_READER:
         return
     try:
         connection = BlockingConnection(options.address)
@@ -163,4 +162,4 @@ def _publish_lease(
     connection.send(b"HPUB %s %s %d %d\r\n%s%s\r\n" % publish_fields)
     response = json.loads(connection.receive_reply(reply, subject).payload)
     if "error" in response:
-        raise StreamError(f"the lease {subject} is refused: {response['error'].get('description')}")
+        raise StreamError(f"the lease {subject} was rejected: {response['error'].get('description')}")

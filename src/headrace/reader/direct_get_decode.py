@@ -61,13 +61,15 @@ class ReplyBlockScanner:
     def scan(self, buffer: bytearray) -> bool:
         """Scan complete messages; return True once the reply that ends the block was found.
 
-        Returns False with `position` before something that is no reply to this request, or before an incomplete
+        Returns False with `position` before something that is not a reply to this request, or before an incomplete
         message.
         """
         try:
             return self._scanner.scan(buffer)
         except ValueError as error:
-            raise ProtocolError(f"an answer to a direct get lacks '{error}'; what server is this?") from error
+            raise ProtocolError(
+                f"a reply to a direct get has no '{error}'; this server is not supported"
+            ) from error
 
     def is_at_control_line(self, buffer: bytearray) -> bool:
         """Return whether a control line comes next in the buffer, not a message."""
@@ -125,7 +127,7 @@ class ReplyBlock:
         return bool(self.data[at : at + len(line)] == line)
 
     def to_columns(self, names: list[str], rows: slice) -> dict[str, pa.Array]:
-        """Return the named columns of the selected rows."""
+        """Return the named columns of the selected rows; method `_<name>` makes the column `<name>`."""
         selected = self if rows == slice(0, len(self)) else ReplyBlock(self.data, self.message_fields[rows])
         return {name: getattr(selected, f"_{name}")() for name in names}
 
@@ -176,7 +178,7 @@ class ReplyBlock:
     def _make_binary(self, starts: Ints, lengths: Ints) -> pa.Array:
         if int(lengths.sum()) > _BINARY_MAX:
             raise OverflowError(
-                f"{len(self)} messages of {int(lengths.sum())} bytes are too many for one batch"
+                f"{len(self)} messages with {int(lengths.sum())} bytes are too large for one batch"
             )
         return make_binary_views(self.data, starts, lengths, None).cast(pa.binary())
 

@@ -2,7 +2,7 @@
 
 Owns the requests and their retries. Invariants: a range returns the messages that exist, in sequence order, each once,
 even if the connection breaks: the read resumes after the last message that was passed on. Replicas and mirrors answer
-too and may lag, so a range ends before its planned end only if the stream's leader says so, and rows that no other
+too and may lag, so a range ends before its planned end only if the stream's leader confirms it, and rows that no other
 server has are read from the leader. While Spark processes one block, the server prepares the next. Must not know how
 blocks are decoded.
 """
@@ -140,11 +140,11 @@ def _find_next_at(leader: LeaderReader, next_seq: int) -> tuple[int, int]:
 def _refuse_shorter(options: ReadOptions, last: int, end: int) -> None:
     text = (
         f"stream {options.stream!r} ends at sequence {last}, but it had sequence {end - 1} when the query was planned: it "
-        "was created again, or its server lost its newest messages"
+        "was deleted and created again, or the server lost its newest messages"
     )
     if options.fail_on_data_loss:
-        raise DataLoss(f"{text}. To go on without them set option failOnDataLoss=false")
-    _log.warning("%s; going on, because failOnDataLoss is false", text)
+        raise DataLoss(f"{text}. To continue without them, set option failOnDataLoss=false")
+    _log.warning("%s; continuing, because failOnDataLoss is false", text)
 
 
 def _ask_leader(options: ReadOptions, question: Callable[[LeaderReader], T]) -> T:
@@ -330,10 +330,10 @@ def _parse_last_seq(status: bytes, options: ReadOptions) -> int:
     if code == b"404":
         return 0
     if code == b"503":
-        raise ConnectionFailed(f"nobody answers direct gets of stream {options.stream!r} now")
+        raise ConnectionFailed(f"no responders for direct gets of stream {options.stream!r}")
     if code != b"204":
         text = status.partition(b"\r\n")[0].decode(errors="replace")
-        raise StreamError(f"stream {options.stream!r} refuses a direct get: {text}")
+        raise StreamError(f"stream {options.stream!r} rejected a direct get: {text}")
     return _parse_number(status, b"Nats-Last-Sequence: ")
 
 
@@ -352,13 +352,13 @@ def _check_data_loss(options: ReadOptions, seq_range: SeqRange, next_seq: int, s
     if len(seqs) > last - next_seq or not options.fail_on_data_loss or seq_range.first_seq > seq_range.start:
         return
     # Over a separate connection: on the one for blocks, the next block is already in transit.
-    own_address = replace(options.address, name="headrace spark facts")
+    own_address = replace(options.address, name="headrace spark info")
     stream_info = fetch_stream_info(own_address, options.api_prefix, options.stream, options.reconnect_s)
     lost_end = min(stream_info.first_seq, last + 1, seq_range.end)
     missing = lost_end - next_seq - int(np.searchsorted(seqs, lost_end))
     if missing > 0 and stream_info.retention == "limits":
         raise DataLoss(
-            f"stream {options.stream!r} now begins at sequence {stream_info.first_seq}: {missing} of the sequences "
-            f"{next_seq} to {lost_end - 1} were removed while the query was about to read them. "
-            "To go on without them set option failOnDataLoss=false"
+            f"stream {options.stream!r} now starts at sequence {stream_info.first_seq}: {missing} of the sequences "
+            f"{next_seq} to {lost_end - 1} were removed before the query read them. "
+            "To continue without them, set option failOnDataLoss=false"
         )

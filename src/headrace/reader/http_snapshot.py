@@ -52,6 +52,9 @@ class PinAccess:
     tls_ca: str = ""
     retry_timeout_s: float = 30.0
 
+    def open(self) -> HttpSnapshot:
+        return HttpSnapshot(self)
+
 
 class PinFileClient:
     """Fetches the files of one pin; one thread uses it at a time."""
@@ -82,7 +85,7 @@ class PinFileClient:
                 self._connection = None
                 if time.monotonic() > deadline:
                     raise HttpUnavailable(
-                        f"{self._access.url} does not serve pinned files: {error}"
+                        f"{self._access.url} does not serve snapshot files: {error}"
                     ) from error
                 time.sleep(_RETRY_PAUSE_S)
 
@@ -94,7 +97,7 @@ class PinFileClient:
         response = self._connection.getresponse()
         body = response.read()
         if response.status == http.client.SERVICE_UNAVAILABLE:
-            raise http.client.HTTPException("it is starting")
+            raise http.client.HTTPException("the server is starting")
         if response.status != http.client.PARTIAL_CONTENT:
             raise StreamError(
                 f"{self._access.url} does not serve {file} of pin {self._access.pin}: "
@@ -112,39 +115,43 @@ def _connect(access: PinAccess) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(host, url.port or 8222, timeout=_TIMEOUT_S)
 
 
-def read_pin(
-    access: PinAccess, selection: Selection, layout: ArrowLayout, rows_max: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows of a pin, in sequence order."""
-    client, manifest = PinFileClient(access), load_manifest(access)
-    low, high = selection.first_seq or 0, selection.end_seq or manifest.committed_seq + 1
-    segments = [state for state in manifest.segments if state.last_seq >= low and state.first_seq < high]
-    with ThreadPoolExecutor(1) as executor:
-        pending = [
-            executor.submit(_fetch_segment, client, access, state, low, high) for state in segments[:1]
-        ]
-        for number, state in enumerate(segments, 1):
-            files = pending.pop().result()
-            pending += [
-                executor.submit(_fetch_segment, client, access, each, low, high)
-                for each in segments[number : number + 1]
+class HttpSnapshot:
+    """The rows of a pin; files are fetched when they are needed."""
+
+    def __init__(self, access: PinAccess) -> None:
+        self._access = access
+
+    def batches(self, selection: Selection, layout: ArrowLayout, rows_max: int) -> Iterator[pa.RecordBatch]:
+        """Yield the selected rows, in sequence order."""
+        access = self._access
+        client, manifest = PinFileClient(access), load_manifest(access)
+        low, high = selection.first_seq or 0, selection.end_seq or manifest.committed_seq + 1
+        segments = [state for state in manifest.segments if state.last_seq >= low and state.first_seq < high]
+        with ThreadPoolExecutor(1) as executor:
+            pending = [
+                executor.submit(_fetch_segment, client, access, state, low, high) for state in segments[:1]
             ]
-            segment_manifest = msgspec.structs.replace(manifest, segments=[state], loose=[])
-            yield from StreamSnapshot(files, segment_manifest).batches(selection, layout, rows_max)
-    tail_manifest = msgspec.structs.replace(manifest, segments=[], generation=-1)
-    yield from StreamSnapshot(_FetchedFiles(), tail_manifest).batches(selection, layout, rows_max)
+            for number, state in enumerate(segments, 1):
+                files = pending.pop().result()
+                pending += [
+                    executor.submit(_fetch_segment, client, access, each, low, high)
+                    for each in segments[number : number + 1]
+                ]
+                segment_manifest = msgspec.structs.replace(manifest, segments=[state], loose=[])
+                yield from StreamSnapshot(files, segment_manifest).batches(selection, layout, rows_max)
+        tail_manifest = msgspec.structs.replace(manifest, segments=[], generation=-1)
+        yield from StreamSnapshot(_FetchedFiles(), tail_manifest).batches(selection, layout, rows_max)
 
+    def find_last_per_subject(self, selection: Selection) -> npt.NDArray[np.uint64]:
+        """Return the sequences of the last selected message of each subject.
 
-def find_last_per_subject(access: PinAccess, selection: Selection) -> npt.NDArray[np.uint64]:
-    """Return the sequences of the last selected message of each subject.
-
-    For segments with good columns, only the columns and the header are fetched.
-    """
-    client, manifest = PinFileClient(access), load_manifest(access)
-    files = _FetchedFiles()
-    for state in manifest.segments:
-        files |= _fetch_segment(client, access, state, 0, 0)
-    return StreamSnapshot(files, manifest).find_last_per_subject(selection)
+        For segments with good columns, only the columns and the header are fetched.
+        """
+        client, manifest = PinFileClient(self._access), load_manifest(self._access)
+        files = _FetchedFiles()
+        for state in manifest.segments:
+            files |= _fetch_segment(client, self._access, state, 0, 0)
+        return StreamSnapshot(files, manifest).find_last_per_subject(selection)
 
 
 @lru_cache(maxsize=4)
@@ -152,7 +159,7 @@ def load_manifest(access: PinAccess) -> Manifest:
     """Load the manifest of a pin; cached, since Spark's workers read many ranges of one pin."""
     found = manifests.decode(PinFileClient(access).read(manifests.FILE_NAME), f"the manifest of {access.pin}")
     if found.stream != access.stream:
-        raise StreamError(f"pin {access.pin} is of stream {found.stream}, not of {access.stream}")
+        raise StreamError(f"pin {access.pin} belongs to stream {found.stream}, not to {access.stream}")
     return found
 
 
@@ -188,7 +195,7 @@ def _fetch_segment(
     for first, last in ((0, SEGMENT_HEADER_BYTES), (max(start, SEGMENT_HEADER_BYTES), end)):
         found = client.read(f"{name}.seg", first, last)
         if len(found) != last - first:
-            raise CorruptData(f"segment {name} of pin {access.pin} ends too early")
+            raise CorruptData(f"segment {name} of pin {access.pin} is truncated")
         data[first:last] = found
     files[manifest.segment_path(state.number)] = memoryview(data)
     return files

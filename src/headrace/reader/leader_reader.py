@@ -202,7 +202,7 @@ class LeaderReader:
     def _parse_reply(self, payload: bytes, header: bytes = b"") -> StoredMessage | None:
         """Return the message of a reply; None if there is none."""
         if header[:12] == b"NATS/1.0 503":
-            raise ConnectionFailed(f"nobody answers on {self._subject}")
+            raise ConnectionFailed(f"no responders on {self._subject}")
         answer: dict[str, Any] = json.loads(payload)
         error = answer.get("error")
         if error is None:
@@ -213,9 +213,9 @@ class LeaderReader:
 
     def _permission_error(self, error: ServerRejected) -> StreamError:
         return StreamError(
-            f"whether stream {self._options.stream!r} was read completely cannot be checked, because this user may not "
-            f"publish to {self._subject}: {error}. Replicas and mirrors that are behind answer direct gets too, so allow "
-            "it, or read the stream's files with option `path`"
+            f"cannot verify that stream {self._options.stream!r} was read completely, because this user may not publish to "
+            f"{self._subject}: {error}. Direct gets may be answered by replicas and mirrors that lag. Grant the "
+            "permission, or read the stream's files with option `path`"
         )
 
 

@@ -119,22 +119,20 @@ def _parse_positive_int(text: str) -> int:
 def _parse_claims_mode(text: str) -> str:
     if text not in ("ref", "inline"):
         raise ValueError(
-            f"{text!r} is neither ref (the reference comes in column `claim`) nor inline (the payload in `data`)"
+            f"{text!r} is neither ref (the reference in column `claim`) nor inline (the payload in column `data`)"
         )
     return text
 
 
 def _parse_claim_errors(text: str) -> str:
     if text not in ("fail", "column"):
-        raise ValueError(
-            f"{text!r} is neither fail nor column (bad claims are told of in column `claim_error`)"
-        )
+        raise ValueError(f"{text!r} is neither fail nor column (errors are in column `claim_error`)")
     return text
 
 
 def _parse_reader_name(text: str) -> str:
     if not re.fullmatch(r"[\w-]+", text):
-        raise ValueError(f"{text!r} may have letters, digits, - and _ only")
+        raise ValueError(f"{text!r} is not a valid name: use letters, digits, - and _")
     return text
 
 
@@ -145,14 +143,14 @@ def _parse_seconds(text: str) -> float:
 def _parse_lease_s(text: str) -> float:
     seconds = _parse_seconds(text)
     if seconds < 1:
-        raise ValueError(f"{text!r} is too short: a lease lasts a second at least")
+        raise ValueError(f"{text!r} is too short: a lease lasts at least one second")
     return seconds
 
 
 def _parse_limit_bytes(text: str) -> int:
     size = parse_size(text)
     if not size:
-        raise ValueError(f"{text!r} would let nothing pass; leave the option out for no limit")
+        raise ValueError(f"{text!r} is not a valid limit; omit the option for no limit")
     return size
 
 
@@ -237,7 +235,7 @@ def parse_address(options: Mapping[str, str]) -> ServerAddress:
     """Parse servers and credentials."""
     servers = tuple(parse_servers(options.get("servers", DEFAULT_SERVER)))
     if not servers:
-        raise OptionError("option `servers` is empty: write for example nats://127.0.0.1:4222")
+        raise OptionError("option `servers` is empty: set it, for example to nats://127.0.0.1:4222")
     return ServerAddress(servers=servers, **parse_options(options, _CONNECTION_OPTIONS))
 
 
@@ -261,7 +259,7 @@ def check_known(options: Mapping[str, str], *tables: Mapping[str, Any], also: tu
     unknown = sorted(set(options) - known)
     if unknown:
         names = ", ".join(sorted(_DOCUMENTED_NAMES.get(name, name) for name in known))
-        raise OptionError(f"there is no option `{unknown[0]}`; there are {names}")
+        raise OptionError(f"unknown option `{unknown[0]}`; available options: {names}")
 
 
 def get_required(options: Mapping[str, str], name: str) -> str:
@@ -269,7 +267,7 @@ def get_required(options: Mapping[str, str], name: str) -> str:
     value = options.get(name, "").strip()
     if not value:
         raise OptionError(
-            f"option `{name}` is missing: .option({name!r}, ...). "
+            f"option `{name}` is missing: set it with .option({name!r}, ...). "
             "In SQL use CREATE TEMPORARY VIEW; CREATE TABLE loses the options"
         )
     return value
@@ -281,7 +279,7 @@ def parse_read_options(raw: Mapping[str, str]) -> ReadOptions:
     check_known(options, _READ_OPTIONS, also=("stream",))
     stream = get_required(options, "stream")
     if re.search(r"[\s.*>/\\]", stream):
-        raise OptionError(f"option `stream`: {stream!r} cannot be the name of a stream")
+        raise OptionError(f"option `stream`: {stream!r} is not a valid stream name")
     parsed = ReadOptions(
         parse_address(options),
         stream,
@@ -299,13 +297,15 @@ def _load_claim_config(options: ReadOptions) -> ReadOptions:
         return options
     if not options.claim_config:
         raise OptionError(
-            "option `claimConfig` is missing: with claims=inline it names the YAML file of the claims"
+            "option `claimConfig` is missing: claims=inline needs the YAML file with the claim configuration"
         )
     try:
         from headrace.claims.errors import ConfigError
         from headrace.reader.claim_fetch import load_claim_configs
     except ModuleNotFoundError as error:
-        raise OptionError(f"claims=inline needs more: pip install 'headrace[claims]' ({error})") from error
+        raise OptionError(
+            f"claims=inline needs additional packages: pip install 'headrace[claims]' ({error})"
+        ) from error
     try:
         return replace(options, claim_configs=load_claim_configs(options.claim_config))
     except ConfigError as error:
@@ -315,15 +315,15 @@ def _load_claim_config(options: ReadOptions) -> ReadOptions:
 def _check_combinations(options: ReadOptions) -> None:
     if options.is_http_path and not options.servers_given:
         raise OptionError(
-            "option `path` is an address: give option `servers` too, where the broker grants pins"
+            "option `path` is a URL: set option `servers` too, because the broker has to create a snapshot"
         )
     if options.path and not options.is_http_path and not Path(options.path).is_dir():
         raise OptionError(f"option `path`: {options.path!r} is not a folder on this machine")
     if bool(options.rows_min) != bool(options.delay_ns):
-        raise OptionError("options `minMessagesPerTrigger` and `maxTriggerDelay` go together")
+        raise OptionError("options `minMessagesPerTrigger` and `maxTriggerDelay` must be set together")
     if options.ending in (EARLIEST, LAST_PER_SUBJECT):
         raise OptionError(
-            f"option `ending`: {options.ending.keyword} is no end; use latest, a sequence or a time"
+            f"option `ending`: {options.ending.keyword} is not an end; use latest, a sequence or a time"
         )
     if options.rows_min and options.messages_max and options.rows_min > options.messages_max:
         raise OptionError("option `minMessagesPerTrigger` is larger than `maxMessagesPerTrigger`")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headrace.reader.backends import Backend, Batches, PathLike, ReadRange, SnapshotBackend
+from headrace.reader.read_source import Backend, Batches, PathLike, ReadRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,17 +42,14 @@ def make_stream_reader(
     claim_options: ReadOptions | None,
 ) -> tuple[pa.Schema, Callable[[], Batches]]:
     """Return the schema of a stream's rows, and a function that reads them."""
-    from headrace.storage.snapshot.open_snapshot import COLUMNS
-
-    available = (
-        COLUMNS if isinstance(backend, SnapshotBackend) else tuple(name for name in COLUMNS if name != "size")
-    )
-    wanted = tuple(columns) if columns is not None else available
+    wanted = tuple(columns) if columns is not None else backend.columns
     if claim_options is None:
         layout = row_format.make_layout(wanted)
         return layout.schema(), backend.make_batch_reader(read_range, layout)
     if row_format.views:
-        raise ValueError("views=True leaves payloads in the files of the stream; claims are elsewhere")
+        raise ValueError(
+            "views=True cannot be combined with claims, whose payloads are not in the files of the stream"
+        )
     base = [name for name in wanted if name not in ("claim", "claim_error")]
     layout = row_format.make_layout(list(dict.fromkeys([*base, "headers", "data"])))
     schema = _add_claim_columns(layout.schema(), wanted, claim_options)
@@ -100,7 +97,9 @@ def make_claim_options(claims: str, config: ClaimConfig | PathLike | None, error
     from headrace.reader.options import ReadOptions
 
     if claims not in ("ref", "inline") or errors not in ("fail", "column"):
-        raise ValueError(f"claims={claims!r} with claim_errors={errors!r}: say ref or inline, fail or column")
+        raise ValueError(
+            f"claims={claims!r} with claim_errors={errors!r}: claims must be ref or inline, claim_errors fail or column"
+        )
     options = ReadOptions(ServerAddress(), "", claims=claims, claim_errors=errors)
     if claims == "ref":
         return options

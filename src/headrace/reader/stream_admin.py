@@ -99,7 +99,7 @@ def call_api(connection: BlockingConnection, subject: str, body: Any = None) -> 
     if "error" in response:
         error = response["error"]
         raise StreamError(
-            f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
+            f"{error.get('description', 'no description')} [{error.get('err_code', error.get('code'))}]"
         )
     return response
 
@@ -114,10 +114,10 @@ def call_leader(connection: BlockingConnection, subject: str, body: Any = None) 
 
 def refuse(error: dict[str, Any], about: str = "") -> HeadraceError:
     """Return the error of a response: `ConnectionFailed`, which is retried, while a stream has no leader."""
-    text = f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
+    text = f"{error.get('description', 'no description')} [{error.get('err_code', error.get('code'))}]"
     text = f"{about}: {text}" if about else text
     if error.get("code") == _UNAVAILABLE and error.get("err_code") not in _NOT_ENABLED:
-        return ConnectionFailed(f"the leader cannot be asked now: {text}")
+        return ConnectionFailed(f"the leader is not available: {text}")
     return StreamError(text)
 
 
@@ -139,7 +139,7 @@ def fetch_stream_info(
         except StreamError as error:
             names = call_api(connection, f"{api_prefix}.STREAM.NAMES").get("streams") or ["none"]
             raise StreamError(
-                f"stream {stream!r} on {address.redacted_servers}: {error}; there are {', '.join(names)}"
+                f"stream {stream!r} on {address.redacted_servers}: {error}; existing streams: {', '.join(names)}"
             ) from error
 
     response = with_retry(address, retry_timeout_s, send_request)
@@ -209,8 +209,8 @@ def _request_pin(options: ReadOptions, body: dict[str, Any]) -> dict[str, Any]:
             return call_api(connection, subject, body)
         except ConnectionFailed as error:
             raise StreamError(
-                f"{options.address.redacted_servers} does not answer to a request for a pin; option `path` needs a Headrace "
-                "broker and its permission. Without `path` the stream is read over the wire"
+                f"{options.address.redacted_servers} does not reply to a request for a snapshot; option `path` needs a "
+                "Headrace broker and permission for it. Without `path` the stream is read from the server"
             ) from error
 
     return with_retry(options.address, options.reconnect_s, send_request)
@@ -222,7 +222,7 @@ def pin_with_token(options: ReadOptions, pin: str = "") -> tuple[str, str]:
     response = _request_pin(options, body)
     if not response.get("token"):
         raise StreamError(
-            f"{options.address.redacted_servers} serves no pinned files; it is too old for this `path`"
+            f"{options.address.redacted_servers} does not serve snapshot files; its version is too old for this `path`"
         )
     return str(response["pin"]), str(response["token"])
 

@@ -90,7 +90,7 @@ class ClaimSimulation:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def __str__(self) -> str:
-        return f"ClaimWorld({self.seed}): {self.options}"
+        return f"ClaimSimulation(seed={self.seed}): {self.options}"
 
     def run(self) -> str:
         """Run with faults, then heal; return a digest of everything that happened."""
@@ -162,7 +162,7 @@ class ClaimSimulation:
         self.claim_checker.raise_first_violation()
         for process in self.list_processes():
             for error in process.failures:
-                raise Violation(f"{process.name} fails with {error!r}") from error
+                raise Violation(f"{process.name} failed with {error!r}") from error
 
     def list_processes(self) -> list[ActorProcess]:
         return [process for kind in self.processes.values() for process in kind]
@@ -243,7 +243,7 @@ class ClaimSimulation:
         try:
             await self.processes["collector"][0].collect()
         except EXPECTED_ERRORS as error:
-            raise Violation(f"C12: with everything healed, collecting fails: {error!r}") from error
+            raise Violation(f"C12: collecting failed without faults: {error!r}") from error
 
 
 # Events

@@ -1,6 +1,6 @@
 """Virtual time. Owns the current time of a simulation; it moves only when it is advanced, so no test ever sleeps.
 
-Invariant: time goes backwards only when somebody sets the clock. Must not know the wall clock.
+Invariant: time goes backwards only when the clock is set. Must not know the wall clock.
 """
 
 SECOND_NS = 1_000_000_000
@@ -21,7 +21,7 @@ class SimClock:
     def advance(self, delta_ns: int) -> int:
         """Move time forward by `delta_ns`; return the new time."""
         if delta_ns < 0:
-            raise ValueError(f"time cannot go back by {-delta_ns} ns")
+            raise ValueError(f"the clock cannot go back by {-delta_ns} ns")
         self._now_ns += delta_ns
         return self._now_ns
 

@@ -62,7 +62,7 @@ class SimLoop(base_events.BaseEventLoop):
         """Called once per turn: coroutines can continue now (0), after a timeout, or only when the environment acts."""
         self._iterations += 1
         if self._iterations > _ITERATIONS_MAX:
-            raise SimulationStuck(f"no rest in {_ITERATIONS_MAX:,} turns")
+            raise SimulationStuck(f"still busy after {_ITERATIONS_MAX:,} turns of the event loop")
         if timeout is not None and timeout <= 0:
             return
         now_ns = self._clock.now_ns()
@@ -74,7 +74,7 @@ class SimLoop(base_events.BaseEventLoop):
         elif limit_ns is not None:
             self._clock.advance(limit_ns - now_ns)
         else:
-            raise SimulationStuck("everybody waits, and nothing is going to happen")
+            raise SimulationStuck("deadlock: all tasks wait, and no timer is pending")
 
     def run_in_executor(self, executor: Any, func: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:  # type: ignore[override]
         """Run at once: a thread would run at unpredictable times."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from headrace.claims.stores import (
     Attributes,
@@ -53,18 +54,28 @@ class ObjectVersion:
     deleted_ns: int = _FOREVER_NS
 
 
-class SimBucket:
-    """One bucket.
+class ObjectStoreObserver(Protocol):
+    """A process, which is called when something happens in its object store."""
 
-    `on_delete(key, process_name)` is called before a deletion takes effect, `on_abort(upload, process_name)` before a
-    process aborts another's multipart upload.
-    """
+    def on_delete(self, key: str) -> None:
+        """Called before a deletion takes effect."""
+
+    def on_abort(self, upload: MultipartUpload) -> None:
+        """Called before a multipart upload, perhaps another process's, is aborted."""
+
+    def on_uploaded(self) -> None:
+        """Called after an upload: the process may die between that and its next step."""
+
+    def on_part_uploaded(self) -> None:
+        """Called after each part of a multipart upload: the process may die before the next one."""
+
+
+class SimBucket:
+    """One bucket."""
 
     def __init__(self, clock: SimClock, rng: Random, faults: ObjectFaults, bucket: str = "claims") -> None:
         self.bucket = bucket
         self.faults = faults
-        self.on_delete: Callable[[str, str], None] = lambda key, process_name: None
-        self.on_abort: Callable[[MultipartUpload, str], None] = lambda upload, process_name: None
         self.uploads = MultipartUploads()
         #: Objects that a third party altered, replaced or removed.
         self.tampered: set[str] = set()
@@ -197,15 +208,13 @@ class SimObjectStore:
 
     lifecycle = None
 
-    def __init__(self, bucket: SimBucket, process_name: str, *, page_size: int = 1000) -> None:
+    def __init__(
+        self, bucket: SimBucket, observer: ObjectStoreObserver | None = None, *, page_size: int = 1000
+    ) -> None:
         self.bucket = bucket.bucket
         self.process_dead = False
-        #: Called after an upload: a process may die between that and its next step.
-        self.on_uploaded: Callable[[], None] = lambda: None
-        #: The same for each part of a multipart upload.
-        self.on_part_uploaded: Callable[[], None] = lambda: None
         self._bucket = bucket
-        self._process_name = process_name
+        self._observer = observer
         self._page_size = page_size
 
     async def ensure_bucket(self) -> None:
@@ -227,7 +236,8 @@ class SimObjectStore:
             raise ObjectStoreError("no answer in time, and nothing was done yet")
         self._bucket.store(key, content, metadata)
         await self._end()
-        self.on_uploaded()
+        if self._observer is not None:
+            self._observer.on_uploaded()
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Chunk], attributes: Attributes) -> None:
         """Upload in parts; on an error the upload is aborted if the store allows it, a dead process does not abort."""
@@ -239,14 +249,16 @@ class SimObjectStore:
                 await self._begin()
                 self._bucket.uploads.add_part(upload_id, bytes(chunk))
                 await self._end()
-                self.on_part_uploaded()
+                if self._observer is not None:
+                    self._observer.on_part_uploaded()
             await self._complete(upload_id)
         except Exception:
             with suppress(ObjectStoreError):
                 await self._begin()
                 self._bucket.uploads.finish(upload_id)
             raise
-        self.on_uploaded()
+        if self._observer is not None:
+            self._observer.on_uploaded()
 
     async def _complete(self, upload_id: str) -> None:
         await self._begin()
@@ -268,7 +280,7 @@ class SimObjectStore:
         if half:
             yield memoryview(data)[:half]
         if self._bucket.loses_connection():
-            raise ObjectStoreError("the connection broke")
+            raise ObjectStoreError("the connection was lost")
         yield memoryview(data)[half:]
 
     async def head(self, key: str) -> ObjectInfo:
@@ -288,7 +300,8 @@ class SimObjectStore:
         for number, key in enumerate(keys):
             if number:
                 await self._begin()
-            self._bucket.on_delete(key, self._process_name)
+            if self._observer is not None:
+                self._observer.on_delete(key)
             self._bucket.delete_object(key)
         await self._end()
 
@@ -311,7 +324,8 @@ class SimObjectStore:
     async def abort(self, upload: MultipartUpload) -> None:
         """Abort an upload; one that is already finished is no error."""
         await self._begin()
-        self._bucket.on_abort(upload, self._process_name)
+        if self._observer is not None:
+            self._observer.on_abort(upload)
         self._bucket.uploads.finish(upload.upload_id)
         await self._end()
 
@@ -335,9 +349,6 @@ class SimObjectStore:
 
 class FaultFreeObjectStore(SimObjectStore):
     """Shows what really exists, at once: for checkers."""
-
-    def __init__(self, bucket: SimBucket) -> None:
-        super().__init__(bucket, "judge")
 
     async def get(self, key: str) -> AsyncIterator[Chunk]:
         version = self._bucket.get_actual(key)

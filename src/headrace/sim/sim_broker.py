@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from headrace.broker import SubjectRouter, Timers
 from headrace.broker.consumers.flow_control import START_BYTES
 from headrace.broker.jetstream import AccountJetStream
+from headrace.broker.jetstream_settings import JetStreamSettings
 from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, BatchLimits
 from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
 from headrace.protocol import headers
@@ -94,11 +95,13 @@ class SimBroker:
             self.clock,
             self.timers,
             self._pending_calls.append,
-            server_name=name,
-            domain=domain,
-            limits=server_limits.account,
-            batch_limits=server_limits.batches,
-            flow_bytes=server_limits.flow_bytes,
+            JetStreamSettings(
+                name,
+                domain=domain,
+                limits=server_limits.account,
+                batch_limits=server_limits.batches,
+                flow_bytes=server_limits.flow_bytes,
+            ),
         )
         self.router.subscribe_internal(_INBOX_PREFIX + b"*", self)
 
@@ -153,7 +156,7 @@ class SimBroker:
             if condition():
                 return
             self.step()
-        raise RuntimeError("the broker does not come to rest")
+        raise RuntimeError(f"the broker is still busy after {_STEPS_MAX:,} steps")
 
     def advance(self, duration_ns: int) -> None:
         """Let time pass; everything that became due has happened on return."""

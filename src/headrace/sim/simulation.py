@@ -37,6 +37,7 @@ from headrace.sim.workloads.workload_actions import ACTIONS, OPTIONAL_ACTIONS, m
 from headrace.storage import StoreOptions
 
 HEAL_NS = 90 * SECOND_NS
+_STEPS_MAX = 200_000
 
 
 class Simulation:
@@ -65,7 +66,7 @@ class Simulation:
         self._set_up()
 
     def __str__(self) -> str:
-        return f"World({self.seed}): {self.options}"
+        return f"Simulation(seed={self.seed}): {self.options}"
 
     @property
     def local(self) -> SimBroker:
@@ -114,7 +115,7 @@ class Simulation:
     def call(self, broker: SimBroker, endpoint: str, **body: Any) -> Any:
         response = self.servers.call(broker, endpoint, **body)
         if "error" in response:
-            raise Violation(f"{endpoint} is refused: {response['error']}")
+            raise Violation(f"{endpoint} was rejected: {response['error']}")
         return response
 
     def connect(self, *, restricted: bool | None = None) -> SimClient:
@@ -195,13 +196,13 @@ class Simulation:
 
     def run_until_idle(self) -> None:
         """Run until nothing is left to do at this moment."""
-        for _ in range(200_000):
+        for _ in range(_STEPS_MAX):
             if not self.step():
                 return
-        raise Violation("C11: the world does not come to rest")
+        raise Violation(f"C11: the simulation is still busy after {_STEPS_MAX:,} steps")
 
     def advance(self, duration_ns: int) -> None:
-        """Let time pass for everybody; clients continue meanwhile."""
+        """Let time pass on all servers; clients continue meanwhile."""
         end_ns = self.now_ns + duration_ns
         while self.now_ns < end_ns:
             self.run_until_idle()
@@ -247,10 +248,10 @@ class Simulation:
         """Check that the account uses no more than it may, apart from delete markers, which the server itself writes."""
         limits, jetstream = self.options.server_limits.account, self.local.jetstream
         if 0 <= limits.max_streams < len(jetstream.streams):
-            raise Violation(f"limits: there are {len(jetstream.streams)} streams")
+            raise Violation(f"limits: {len(jetstream.streams)} streams, max_streams is {limits.max_streams}")
         used = jetstream.usage("file")[0] - jetstream.streams["T"].log.bytes
         if 0 <= limits.max_storage < used:
-            raise Violation(f"limits: {used} bytes are kept of {limits.max_storage}")
+            raise Violation(f"limits: {used} bytes stored, max_storage is {limits.max_storage}")
 
     # Healing
 
@@ -283,7 +284,7 @@ class Simulation:
         self.advance(10 * SECOND_NS)
         if any(client.pending_requests for client in self.clients):
             raise Violation(
-                f"C11: {[client.pending_requests for client in self.clients]} requests are not answered"
+                f"C11: {[client.pending_requests for client in self.clients]} requests got no reply"
             )
         self.check("end", quiescent=True)
         self.delivery_checker.check(self.local)
@@ -304,7 +305,7 @@ class Simulation:
         state = {
             key: value for key, value in info.items() if key.startswith(("num_", "delivered", "ack_floor"))
         }
-        raise Violation(f"C11: {consumer} of {stream} does not come to its end: {state}")
+        raise Violation(f"C11: {consumer} of {stream} did not reach the end of the stream: {state}")
 
     def _check_copies(self, remote: SimBroker) -> None:
         upstream, mirror = self.local.jetstream.streams["P"].log, remote.jetstream.streams["M"].log
@@ -313,21 +314,21 @@ class Simulation:
             self.history_checker.record_seq_owner("P", seq, ident, "mirrored")
         missing = [seq for seq, _ in _read_contents(upstream) if seq not in copied]
         if missing:
-            raise Violation(f"C1: the mirror lacks {missing[:9]}")
+            raise Violation(f"C1: the mirror does not have {missing[:9]}")
         sourced = [ident for _, ident in _read_contents(remote.jetstream.streams["S"].log)]
         if len(set(sourced)) != len(sourced):
-            raise Violation("C2: the sourced stream holds something twice")
+            raise Violation("C2: the sourced stream contains duplicates")
         orders = [
             self.history_checker.sent[ident].order for ident in sourced if ident in self.history_checker.sent
         ]
         if len(orders) != len(sourced):
-            raise Violation("C2: the sourced stream holds what nobody sent")
+            raise Violation("C2: the sourced stream contains messages that were never sent")
         gone = self.history_checker.removals["Q"].requested_deletes
         acked = (m for m in self.history_checker.by_stream["Q"] if m.seq and m.seq not in gone)
         lost = [m.ident for m in acked if m.ident not in set(sourced)]
         if lost or self.local.jetstream.streams["Q"].log.messages:
             left = self.local.jetstream.streams["Q"].log.messages
-            raise Violation(f"C1: {lost[:9]} were not sourced, {left} are left at their origin")
+            raise Violation(f"C1: {lost[:9]} were not sourced, {left} are left in the upstream")
 
     def _check_reopening(self) -> None:
         """C10: two more restarts find the same state."""
@@ -340,7 +341,7 @@ class Simulation:
                 name: _read_contents(stream.log) for name, stream in self.local.jetstream.streams.items()
             }
             if after != before:
-                raise Violation("C10: another start finds something else")
+                raise Violation("C10: the state differs after another restart")
             check_store(self.local.store)
 
     def _trace(self, *items: str) -> None:

@@ -80,7 +80,7 @@ class StoreSimulation:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def __str__(self) -> str:
-        return f"StoreWorld({self.seed}): {self.options}"
+        return f"StoreSimulation(seed={self.seed}): {self.options}"
 
     def run(self) -> str:
         """Run events and crashes, then let all work finish and check the store. Returns the run's digest."""

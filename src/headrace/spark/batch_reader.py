@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from headrace.reader import direct_get_reader, snapshot_reader
-from headrace.reader.claim_lease import lease_once, may_read_claims
+from headrace.reader.batch_cast import SeqRange
+from headrace.reader.claim_lease import may_read_claims
+from headrace.reader.open_source import open_source
 from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, ReadOptions
+from headrace.reader.partitions import Partition
+from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
-from headrace.reader.stream_catalog import ReadSource, open_source
-from headrace.spark import last_per_subject
 from headrace.spark.offsets import resolve_bound
-from headrace.spark.partitions import LastPerSubjectPartition, SeqRangePartition, plan_partitions
 from headrace.spark.pushdown import apply_filters
 
 
@@ -30,29 +30,31 @@ class JetStreamBatchReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(partition) for partition in self.plan()]
+
+    def plan(self) -> Sequence[Partition]:
+        """Divide the range among tasks."""
         source = open_source(self.options)
         stream_info = source.get_info()
         pin = source.pin()
-        start, end = self._resolve_range(stream_info, source)
+        seq_range = self._resolve_range(stream_info, source)
+        is_last_per_subject = self.options.starting == LAST_PER_SUBJECT
         if may_read_claims(self.options, self.schema.names):
-            lease_once(self.options, 0 if self.options.starting == LAST_PER_SUBJECT else start - 1)
-        token = source.get_token(pin)
-        if self.options.starting == LAST_PER_SUBJECT:
-            return last_per_subject.plan_last_per_subject(self.options, end, pin, token)
-        return plan_partitions(
-            start, end, self.options, first_seq=stream_info.first_seq, pin=pin, token=token
-        )
+            source.lease_claims(0 if is_last_per_subject else seq_range.start - 1)
+        if is_last_per_subject:
+            return source.plan_last_per_subject(seq_range.end, pin)
+        return source.plan(seq_range, pin)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, SeqRangePartition):
-            yield from read_rows(self.options, partition, self.schema)
+        # If nothing was planned, Spark passes a partition without a value.
+        if partition is not None and partition.value is not None:
+            yield from open_source(self.options).read(partition.value, self.schema)
 
-    def _resolve_range(self, stream_info: StreamInfo, source: ReadSource) -> tuple[int, int]:
-        options = self.options
+    def _resolve_range(self, stream_info: StreamInfo, source: ReadSource) -> SeqRange:
+        options, first_seq = self.options, stream_info.first_seq
         start = resolve_bound(options.starting or EARLIEST, stream_info, source.find_seq_at_time)
-        return max(start, stream_info.first_seq), min(
-            resolve_bound(options.ending, stream_info, source.find_seq_at_time), stream_info.next_seq
-        )
+        end = resolve_bound(options.ending, stream_info, source.find_seq_at_time)
+        return SeqRange(max(start, first_seq), min(end, stream_info.next_seq), first_seq)
 
 
 class PushdownBatchReader(JetStreamBatchReader):
@@ -62,26 +64,3 @@ class PushdownBatchReader(JetStreamBatchReader):
         self.options = apply_filters(self.options, filters)
         # Spark applies all filters again: narrowing here only saves reading.
         return filters
-
-
-def read_rows(
-    options: ReadOptions, partition: SeqRangePartition, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a partition, by the path that the options select."""
-    if options.claims == "inline":
-        from headrace.reader.claim_inline import inline_payloads, required_columns
-
-        return inline_payloads(
-            _read_without_inlining(options, partition, required_columns(schema)), schema, options
-        )
-    return _read_without_inlining(options, partition, schema)
-
-
-def _read_without_inlining(
-    options: ReadOptions, partition: SeqRangePartition, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, LastPerSubjectPartition):
-        return last_per_subject.read_partition(options, partition, schema)
-    if options.path:
-        return snapshot_reader.read_seq_range(options, partition, schema, token=partition.token)
-    return direct_get_reader.read_seq_range(options, partition, schema)

@@ -57,7 +57,7 @@ def _check_java() -> str:
     program = shutil.which("java")
     if program is None:
         raise CheckFailed(
-            "there is no java on the PATH; Spark 4 needs Java 17, for example openjdk-17-jre-headless"
+            "java is not on the PATH; Spark 4 needs Java 17, for example openjdk-17-jre-headless"
         )
     version_text = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(\d+)', version_text)
@@ -73,7 +73,9 @@ def _check_pyspark() -> str:
 
     version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
     if version < _SPARK_MIN:
-        raise CheckFailed(f"{pyspark.__version__} has no Python data sources; pip install 'headrace[spark]'")
+        raise CheckFailed(
+            f"{pyspark.__version__} does not support Python data sources; pip install 'headrace[spark]'"
+        )
     importlib.import_module("pyarrow")
     return str(pyspark.__version__)
 
@@ -83,7 +85,7 @@ def _check_python() -> str:
     chosen = os.environ.get("PYSPARK_PYTHON", "python3")
     found = shutil.which(chosen)
     if found is None:
-        raise CheckFailed(f"PYSPARK_PYTHON is {chosen!r}, which is not there; set it to {sys.executable}")
+        raise CheckFailed(f"PYSPARK_PYTHON is {chosen!r}, which does not exist; set it to {sys.executable}")
     code = "import headrace.spark, sys; print(sys.executable)"
     process = subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)
     if process.returncode:
@@ -95,7 +97,7 @@ def _check_discovery() -> str:
     for package in PACKAGES:
         importlib.import_module(package)
     names = [importlib.import_module(package).DefaultSource.name() for package in PACKAGES]
-    return f"Spark finds {', '.join(names)}; where it does not, call headrace.spark.register(spark)"
+    return f"Spark finds {', '.join(names)}; if a session does not, call headrace.spark.register(spark)"
 
 
 def _check_server(servers: str) -> str:
@@ -104,7 +106,7 @@ def _check_server(servers: str) -> str:
     connection = BlockingConnection(ServerAddress(servers=tuple(parse_servers(servers))))
     try:
         info = connection.server_info
-        return f"{info.get('server_name', 'it')} answers, version {info.get('version', 'unknown')}"
+        return f"{info.get('server_name', 'the server')} replies, version {info.get('version', 'unknown')}"
     finally:
         connection.close()
 
@@ -117,8 +119,8 @@ def _check_stream(servers: str, stream: str) -> str:
         ServerAddress(servers=tuple(parse_servers(servers))), "$JS.API", stream, 0.0
     )
     if not stream_info.config.get("allow_direct"):
-        raise CheckFailed("it allows no direct get; set allow_direct in its configuration")
+        raise CheckFailed("it does not allow direct gets; set allow_direct in its configuration")
     write_mode = (
         "atomic batches" if stream_info.config.get("allow_atomic") else "message ids (allow_atomic is off)"
     )
-    return f"{stream_info.messages} messages, {stream_info.retention} retention; written exactly once by {write_mode}"
+    return f"{stream_info.messages} messages, {stream_info.retention} retention; exactly-once writes by {write_mode}"

@@ -23,14 +23,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from headrace.reader.batch_cast import SeqRange
 from headrace.reader.claim_lease import ClaimReaderLease, LeaseRange, may_read_claims
+from headrace.reader.open_source import open_source
 from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, OptionError, ReadOptions
+from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
-from headrace.reader.stream_catalog import ReadSource, open_source
-from headrace.spark import last_per_subject
-from headrace.spark.batch_reader import read_rows
 from headrace.spark.offsets import Offset, end_after_loss, make_offset, resolve_bound, start_after_loss
-from headrace.spark.partitions import SeqRangePartition, plan_partitions
 from headrace.spark.queue_acker import QueueAcker
 
 _POLL_S = 0.02
@@ -41,7 +40,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         if options.ending != LATEST:
-            raise OptionError("option `ending` is for batch reads; a streaming query ends by its trigger")
+            raise OptionError("option `ending` is for batch reads; a streaming query ends with its trigger")
         self.options = options
         self.schema = schema
         self._source: ReadSource | None = None
@@ -116,23 +115,15 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
     def _plan_batch(
         self, start_offset: Offset, end_offset: Offset, first_seq: int, pin: str
     ) -> Sequence[InputPartition]:
-        token = self._get_source().get_token(pin)
+        source = self._get_source()
         if start_offset.last_per_subject_seq:
-            return last_per_subject.plan_last_per_subject(
-                self.options, start_offset.last_per_subject_seq + 1, pin, token
-            )
-        return plan_partitions(
-            start_offset.next_seq,
-            end_offset.next_seq,
-            self.options,
-            first_seq=first_seq,
-            pin=pin,
-            token=token,
-        )
+            partitions = source.plan_last_per_subject(start_offset.last_per_subject_seq + 1, pin)
+        else:
+            partitions = source.plan(SeqRange(start_offset.next_seq, end_offset.next_seq, first_seq), pin)
+        return [InputPartition(partition) for partition in partitions]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SeqRangePartition)
-        return read_rows(self.options, partition, self.schema)
+        return self._get_source().read(partition.value, self.schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._on_batch_finished(Offset.from_json(end, self.options))
@@ -168,7 +159,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         if self.options.starting not in (None, EARLIEST):
             raise OptionError(
                 f"stream {stream_info.name!r} has {stream_info.retention} retention, so it is read from its beginning: "
-                "leave out option `starting`"
+                "omit option `starting`"
             )
         return EARLIEST
 
@@ -222,12 +213,10 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
 
         It does not if its lease expired or the batch was planned for direct gets.
         """
-        if not (self.options.path and pin):
-            return False
-        if not self._get_source().has_pin(pin):
-            self._pin_ends.pop(pin, None)
-            return False
-        return True
+        if pin and self._get_source().has_pin(pin):
+            return True
+        self._pin_ends.pop(pin, None)
+        return False
 
     def _on_batch_finished(self, position: Offset) -> None:
         """Release everything below this position: Spark will not ask for it again."""
@@ -247,10 +236,10 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         """Move the claim lease: messages after the finished position may be read again, so collectors must keep their
         claims.
         """
+        if self._claim_lease is None and may_read_claims(self.options, self.schema.names):
+            self._claim_lease = self._get_source().open_claim_lease()
         if self._claim_lease is None:
-            if not may_read_claims(self.options, self.schema.names):
-                return
-            self._claim_lease = ClaimReaderLease(self.options)
+            return
         finished = 0 if position.last_per_subject_seq else position.next_seq - 1
         self._claim_lease.extend(LeaseRange(finished, position.start_seq))
 
@@ -265,8 +254,8 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
             self._acker = QueueAcker(self.options)
         elif stream_info.retention != "limits":
             raise OptionError(
-                f"stream {stream_info.name!r} has {stream_info.retention} retention: name the durable consumer that speaks "
-                "for this query in option `consumer`; it is made if it does not exist"
+                f"stream {stream_info.name!r} has {stream_info.retention} retention: set option `consumer` to a durable "
+                "consumer that acknowledges for this query; it is created if it does not exist"
             )
 
 

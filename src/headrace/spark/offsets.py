@@ -51,12 +51,12 @@ class Offset:
     def from_json(cls, value: dict[str, Any], options: ReadOptions) -> Offset:
         if value.get("v") != VERSION:
             raise HeadraceError(
-                f"the checkpoint has an offset of another version: {value}; use the release that wrote it, "
+                f"the checkpoint has an offset in another format: {value}; use the version that wrote it, "
                 "or a new checkpointLocation"
             )
         if value["stream"] != options.stream:
             raise HeadraceError(
-                f"the checkpoint is of stream {value['stream']!r}, the query reads {options.stream!r}; "
+                f"the checkpoint belongs to stream {value['stream']!r}, but the query reads {options.stream!r}; "
                 "use another checkpointLocation"
             )
         return cls(
@@ -93,8 +93,8 @@ def start_after_loss(start: Offset, stream_info: StreamInfo, options: ReadOption
     if start.identity != stream_info.identity:
         _report_loss(
             options,
-            f"stream {stream_info.name!r} is not the one that the checkpoint speaks of: it was deleted and created again. "
-            f"Everything from sequence {start.next_seq} of the former one on is lost",
+            f"stream {stream_info.name!r} is not the one in the checkpoint: it was deleted and created again. "
+            f"Messages of the old stream from sequence {start.next_seq} on are lost",
         )
         return _make_first_offset(stream_info)
     if start.next_seq > stream_info.next_seq:
@@ -107,9 +107,9 @@ def start_after_loss(start: Offset, stream_info: StreamInfo, options: ReadOption
     if start.next_seq < stream_info.first_seq and stream_info.retention == "limits":
         _report_loss(
             options,
-            f"stream {stream_info.name!r} begins at sequence {stream_info.first_seq}: sequences {start.next_seq} to "
-            f"{stream_info.first_seq - 1} ({stream_info.first_seq - start.next_seq} in all) were removed before they were "
-            "read",
+            f"stream {stream_info.name!r} starts at sequence {stream_info.first_seq}: sequences {start.next_seq} to "
+            f"{stream_info.first_seq - 1} ({stream_info.first_seq - start.next_seq} in total) were removed before they "
+            "were read",
         )
         return start.with_next_seq(stream_info.first_seq)
     return start
@@ -131,5 +131,5 @@ def _make_first_offset(stream_info: StreamInfo) -> Offset:
 
 def _report_loss(options: ReadOptions, message: str) -> None:
     if options.fail_on_data_loss:
-        raise DataLoss(f"{message}. To go on without them set option failOnDataLoss=false")
-    _log.warning("%s; going on, because failOnDataLoss is false", message)
+        raise DataLoss(f"{message}. To continue without them, set option failOnDataLoss=false")
+    _log.warning("%s; continuing, because failOnDataLoss is false", message)

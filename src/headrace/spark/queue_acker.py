@@ -53,7 +53,7 @@ class QueueAcker:
             config = self._create_consumer(connection)
         if config.get("deliver_subject") or config.get("ack_policy") != "explicit":
             raise OptionError(
-                f"consumer {options.consumer!r} cannot speak for a query: it has to be a pull consumer with "
+                f"consumer {options.consumer!r} cannot acknowledge for a query: it must be a pull consumer with "
                 "explicit acknowledgement; delete it, or name another one in option `consumer`"
             )
         self._check_filters(config)
@@ -66,9 +66,9 @@ class QueueAcker:
         filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
         if {each or ">" for each in filters} != {self._options.subject or ">"}:
             raise OptionError(
-                f"consumer {self._options.consumer!r} takes {', '.join(filter(None, filters)) or 'everything'}, the query "
-                f"reads {self._options.subject or 'everything'}: give both the same subject, or name another one in "
-                "option `consumer`"
+                f"consumer {self._options.consumer!r} receives {', '.join(filter(None, filters)) or 'everything'}, the "
+                f"query reads {self._options.subject or 'everything'}: use the same subject for both, or name another "
+                "consumer in option `consumer`"
             )
 
     def _create_consumer(self, connection: BlockingConnection) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class QueueAcker:
             "deliver_policy": "all",
             "headers_only": True,
             "max_ack_pending": -1,
-            "description": "what a Spark query has finished",
+            "description": "messages processed by a Spark query",
         }
         subject = f"{options.api_prefix}.CONSUMER.CREATE.{self._consumer_path}"
         if options.subject and options.subject != ">":
@@ -108,8 +108,8 @@ class QueueAcker:
                 deadline = time.monotonic() + self._options.reconnect_s
             elif time.monotonic() > deadline:
                 raise StreamError(
-                    f"consumer {self._options.consumer!r} hands out no more than {self._pending_max} messages "
-                    "(max_ack_pending), and others hold as many without acknowledging them: let nobody else use it"
+                    f"consumer {self._options.consumer!r} delivers at most {self._pending_max} unacknowledged messages "
+                    "(max_ack_pending), and other clients have not acknowledged that many: only this query may use it"
                 )
 
     @property
@@ -156,7 +156,7 @@ def _is_end_of_pull(message: Msg, subject: str) -> bool:
     if code in (b"404", b"408", b"409"):
         return True
     text = message.header.partition(b"\r\n")[0].decode(errors="replace")
-    raise StreamError(f"{subject} is refused: {text}")
+    raise StreamError(f"{subject} was rejected: {text}")
 
 
 def _parse_stream_seq(reply: bytes) -> int:

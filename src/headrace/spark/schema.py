@@ -73,12 +73,12 @@ def make_arrow_schema(schema: StructType, available: StructType) -> pa.Schema:
     for field in schema.fields:
         known = types.get(field.name)
         if known is None:
-            raise SchemaError(f"there is no column {field.name!r}; there are {', '.join(types)}")
+            raise SchemaError(f"there is no column {field.name!r}; available columns: {', '.join(types)}")
         if known.simpleString() != field.dataType.simpleString():
             raise SchemaError(
                 f"column {field.name!r} is {known.simpleString()}, not {field.dataType.simpleString()}; "
                 "read it as it is and cast it in the query"
             )
     if not schema.fields:
-        raise SchemaError(f"the schema has no columns; choose among {', '.join(types)}")
+        raise SchemaError(f"the schema has no columns; available columns: {', '.join(types)}")
     return to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)

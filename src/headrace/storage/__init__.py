@@ -1,6 +1,6 @@
 """Stream storage: a journal (write-ahead log) as the source of truth, segments flushed in the background, checkpoints.
 
-See docs/store.md.
+See docs/explanation/storage-format.md.
 """
 
 from headrace.clock import Clock
@@ -11,6 +11,7 @@ from headrace.storage.log.log import SEQ_MAX, StreamLog
 from headrace.storage.metadata_store import MetadataStore
 from headrace.storage.options import StoreOptions
 from headrace.storage.store import Store
+from headrace.storage.store_observer import StoreObserver
 
 __all__ = [
     "SEQ_MAX",
@@ -22,6 +23,7 @@ __all__ = [
     "MetadataStore",
     "RecoveryReport",
     "Store",
+    "StoreObserver",
     "StoreOptions",
     "StreamLog",
 ]

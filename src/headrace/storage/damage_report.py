@@ -8,7 +8,7 @@ import msgspec
 
 
 class Damage(msgspec.Struct, frozen=True, array_like=True):
-    """Data that was written and cannot be read any more; kept until a person accepts the loss.
+    """Data that was written and cannot be read any more; recorded until a person accepts the loss.
 
     `stream` is empty if no single stream is concerned; `first` to `last` (inclusive) are the lost sequences, 0 and 0 if
     none can be named; `file` is the file kept as evidence. `rows`: the log still has the rows of the messages and
@@ -23,6 +23,14 @@ class Damage(msgspec.Struct, frozen=True, array_like=True):
     file: str = ""
     rows_known: bool = False
     ident: int = 0
+
+    def is_same_as(self, other: Damage) -> bool:
+        """Return whether both are the same damage; another version may have described it in other words."""
+        if self.file or self.first_seq:
+            return msgspec.structs.replace(self, description="") == msgspec.structs.replace(
+                other, description=""
+            )
+        return self == other
 
     def is_loss_in(self, ident: int, name: str) -> bool:
         """Return whether these sequences are missing from that stream and only this damage entry shows it."""
@@ -48,7 +56,7 @@ class RecoveryReport:
 
     def add_damage(self, damage: Damage) -> None:
         """Record damage once, however often it is found."""
-        if damage not in self.damage:
+        if not any(damage.is_same_as(known) for known in self.damage):
             self.damage.append(damage)
 
     @property

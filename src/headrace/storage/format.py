@@ -1,4 +1,4 @@
-"""Byte formats of frames, blocks, segments and checkpoint trailers, as described in `docs/store.md`.
+"""Byte formats of frames, blocks, segments and checkpoint trailers, as described in `docs/explanation/storage-format.md`.
 
 Pure functions between values and bytes. Invariant: checksums cover the identity of what they protect: a block is
 accepted only at its own offset of its own segment, a section only in its own store. A frame, a segment header and a
@@ -87,7 +87,7 @@ def parse_frame_header(data: memoryview, offset: int) -> FrameHeader | None:
 
 
 def parse_frame(data: memoryview, offset: int) -> FrameHeader | None:
-    """Return the frame at an offset if it is complete, whatever file it says it belongs to."""
+    """Return the frame at an offset if it is complete, even if it belongs to another file."""
     frame = parse_frame_header(data, offset)
     if frame is None:
         return None
@@ -119,7 +119,7 @@ def decode_entries(body: memoryview) -> list[tuple[int, int, memoryview]]:
     found, at = [], 0
     while at < len(body):
         if len(body) - at < ENTRY_HEADER_BYTES:
-            raise ValueError("an entry of a frame is cut short")
+            raise ValueError("an entry of a frame is truncated")
         kind, _, ident, length = _ENTRY.unpack_from(body, at)
         at += ENTRY_HEADER_BYTES
         if length > len(body) - at:
@@ -130,7 +130,7 @@ def decode_entries(body: memoryview) -> list[tuple[int, int, memoryview]]:
 
 
 def unknown_kind(data: memoryview, frame: FrameHeader) -> str:
-    """Name what this version does not know in a frame; empty if it knows everything."""
+    """Describe what this version does not know in a frame; empty if it knows everything."""
     _, _, reserved, _, _, _, _, _, also, _ = _FRAME.unpack_from(data, frame.offset)
     if frame.kind not in FRAME_KINDS or reserved or also:
         return f"a frame of kind {frame.kind} ({reserved}, {also})"
@@ -198,10 +198,18 @@ def parse_block(data: Any, at: int, seed: int, offset: int) -> BlockHeader | Non
     return BlockHeader(offset, length, first_seq, records)
 
 
+def is_large_block(block: bytes, seed: int, offset: int, seq: int) -> bool:
+    """Return whether these bytes are the block of one large message with this sequence."""
+    header = parse_block(block, 0, seed, offset)
+    return header is not None and header.first_seq == seq and header.records == 1
+
+
 def encode_segment_header(store_id: int, ident: int, segment: int) -> bytes:
     """Return the first 512 bytes of a segment file."""
     head = _SEGMENT.pack(SEGMENT_MAGIC, store_id, ident, segment)
-    return (head + _U32.pack(crc32(head))).ljust(SEGMENT_HEADER_BYTES, b"\0")
+    header = (head + _U32.pack(crc32(head))).ljust(SEGMENT_HEADER_BYTES, b"\0")
+    assert len(header) == SEGMENT_HEADER_BYTES
+    return header
 
 
 def is_segment_header(data: bytes, store_id: int, ident: int, segment: int) -> bool:

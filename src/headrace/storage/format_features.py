@@ -2,6 +2,7 @@
 
 Owns the names that this version understands, and the envelope around a structure that needs some of them. Invariant: an
 envelope with a name that is not in KNOWN is refused before anything in it is decoded. Must not know disks or logs.
+See ADR 17.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from headrace.errors import UnknownFeature
 
 #: The features that this version reads and writes. A name has the form `<area>/<name>`; areas are `store` (journal and
 #: checkpoints), `segments` (segment files, which pins share with readers in other processes) and `facts` (the broker's
-#: metadata). Names are never removed or reused; docs/upgrading.md says when a change needs one.
+#: metadata). Names are never removed or reused; docs/how-to/upgrade.md says when a change needs one.
 KNOWN: frozenset[str] = frozenset()
 
 #: The area whose features a reader of pins must understand.

@@ -137,7 +137,7 @@ class MetadataStore:
     def _capture_entry(self, key: bytes, metadata_entry: _MetadataEntry) -> MetadataEntryState:
         compactor = self._find_compactor(key) if metadata_entry.has_operands else None
         if compactor is not None:
-            sometimes("notes are folded")
+            sometimes("merge operands are compacted")
             metadata_entry.value, metadata_entry.operands, metadata_entry.has_operands = (
                 compactor(key),
                 [],

@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from headrace._native import load_native
+from headrace._native.record_header import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
     from headrace._native.records_pure import (
         BLOCK_HEADER_BYTES,
         BOUND_ONLY_BIT,
         HAS_HEADER,
-        RECORD_HEADER_BYTES,
         Array,
         BlockBuilder,
         LogWriter,
@@ -28,7 +28,6 @@ else:
     _records = load_native("records")
     BLOCK_HEADER_BYTES = _records.BLOCK_HEADER_BYTES
     HAS_HEADER = _records.HAS_HEADER
-    RECORD_HEADER_BYTES = _records.RECORD_HEADER_BYTES
     BOUND_ONLY_BIT = _records.BOUND_ONLY_BIT
     LogWriter = _records.LogWriter
     RecordBlock = _records.RecordBlock

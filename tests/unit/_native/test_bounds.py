@@ -148,7 +148,7 @@ def test_a_span_that_is_none(records: ModuleType) -> None:
     for method in (found.next_for_subject, found.prev_for_subject):
         with pytest.raises(IndexError):
             method(0, -4, 3)
-    with pytest.raises(ValueError, match="marked"):
+    with pytest.raises(ValueError, match="fewer entries"):
         found.last_per_subject(table, None, np.zeros(1, np.uint8), 10)
     with pytest.raises(IndexError):
         table.match(b"s*", -3)
@@ -217,7 +217,7 @@ def test_sealed_columns_keep_what_they_had(records: ModuleType) -> None:
     assert [None if each is None else each.tolist() for each in found.to_arrays()] == trimmed
     assert found.tombstone(4)
     assert found.seqs(table, None, 0, 10).tolist() == [1, 2, 3, 4, 6, 7, 8, 9, 10]
-    with pytest.raises(ValueError, match="only read"):
+    with pytest.raises(ValueError, match="read-only"):
         found.index_block(table, record(11), 0, len(record(11)), 2000)
 
 
@@ -254,7 +254,7 @@ def test_a_merge_takes_rows_that_describe_their_records(records: ModuleType) -> 
         "delta": np.arange(0, 20, 2, dtype=np.uint32),
     }
     for name, values in wrong.items():
-        with pytest.raises(ValueError, match="not that of its record"):
+        with pytest.raises(ValueError, match="does not match its record"):
             packed(records, **{name: values})
     for outside in (
         {"subject": np.full(10, 0xFFFFFFFF, np.uint32)},
@@ -299,7 +299,7 @@ def frame(lengths: bytes, rest: bytes = b"") -> bytearray:
 )
 def test_a_frame_with_such_lengths_is_refused(twin: str, lengths: bytes) -> None:
     for rest in (b"", b"x" * 100):
-        with pytest.raises(ValueError, match="a frame with"):
+        with pytest.raises(ValueError, match="length"):
             module("reply_scanner", twin).ReplyScanner(b"I").scan(frame(lengths, rest))
 
 
@@ -345,13 +345,13 @@ def reply(
     ],
 )
 def test_a_time_that_is_none(twin: str, time: bytes) -> None:
-    with pytest.raises(ValueError, match="a sequence and a time"):
+    with pytest.raises(ValueError, match="a valid sequence and time"):
         module("reply_scanner", twin).ReplyScanner(b"I").scan(reply(time=time))
 
 
 @pytest.mark.parametrize("seq", [b"", b"-1", b"x", b"+1", b"1_0", b"9" * 19])
 def test_a_sequence_that_is_none(twin: str, seq: bytes) -> None:
-    with pytest.raises(ValueError, match="a sequence and a time"):
+    with pytest.raises(ValueError, match="a valid sequence and time"):
         module("reply_scanner", twin).ReplyScanner(b"I").scan(reply(seq=seq))
 
 
@@ -389,7 +389,7 @@ def test_columns_of_nothing_make_no_publishes(twin: str) -> None:
     nothing = (np.array([], np.int32), b"")
     frames = module("reply_scanner", twin)
     assert frames.encode_publishes(nothing, (), nothing, b"", b"", 0) == b""
-    with pytest.raises(ValueError, match="count from 0"):
+    with pytest.raises(ValueError, match="must not be negative"):
         frames.encode_publishes(nothing, (), nothing, b"", b"m", -1)
 
 
@@ -435,14 +435,14 @@ def test_ids_of_any_time_leave_the_window_alike(twin: str) -> None:
     window = load(twin).DedupWindow(10)
     window.restore(struct.pack("<QQH", 1, (1 << 64) - 1, 1) + b"a" + struct.pack("<QQH", 2, 5, 1) + b"b")
     assert (window.find(b"a", 100), window.find(b"b", 3)) == (1, 2)
-    with pytest.raises(ValueError, match="a length"):
+    with pytest.raises(ValueError, match="must not be negative"):
         load(twin).DedupWindow(-1)
 
 
 def test_entries_begin_within_their_bytes(twin: str) -> None:
     blocks = module("snappy", twin)
     for at, name_max, entry_max in ((-1, 10, 10), (-MOST, 10, 10), (0, -1, 10), (0, 10, -1)):
-        with pytest.raises(ValueError, match="before the beginning"):
+        with pytest.raises(ValueError, match="must not be negative"):
             blocks.parse_entries(b"\0" * 20, at, name_max, entry_max, 1)
     assert blocks.parse_entries(b"\0" * 4, MOST, 10, 10, 1) == ([], MOST)
     huge = b"".join(blocks_number(value) for value in (MOST, 0, 1, 1 << 61, 1 << 61))
@@ -458,6 +458,6 @@ def blocks_number(value: int) -> bytes:
 def test_a_chunk_has_no_more_than_its_bytes(twin: str) -> None:
     client = Desk(twin).client()
     for data in (b"PING\r\n", bytearray(b"PING\r\n"), memoryview(b"PING\r\n")):
-        with pytest.raises(ValueError, match="no more bytes"):
+        with pytest.raises(ValueError, match="larger than the chunk"):
             client.parser.feed(data, 7)
         client.parser.feed(data, 6)

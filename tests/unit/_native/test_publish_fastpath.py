@@ -26,30 +26,46 @@ class Stream:
         self.fast: list[tuple[Any, ...]] = []
         self.said: list[tuple[Any, ...]] = []
         self.full = False
+        self.ttl_shift = 0
         self.outbox = lanes.PendingReplies()
-        self.lane = lane = lanes.PublishFastPath(self.outbox)
+        self.lane = lane = lanes.PublishFastPath(self, self, self, self, self.outbox)
         lane.enabled = lane.sends_acks = True
         lane.ack_prefix = b'{"stream":"S","seq":'
-        lane.append = self._append
-        lane.now_ns = lambda: NOW_NS + len(self.stored)
-        lane.on_slow_path = lambda *args: self.slow.append(args)
-        lane.on_fast_ingest = lambda *args: self.fast.append(args)
-        lane.on_store_error = lambda reply, failure: self.said.append(("refuse", reply))
-        lane.on_first_change = lambda: self.said.append(("touch",))
-        lane.track_ttl = lambda *args: self.said.append(("note", *args))
-        lane.expire_until = lambda now_ns: self.said.append(("expire", now_ns))
-        lane.parse_ttl = self._lifetime
         lane.dedup = self.arrivals.DedupWindow(10**9)
 
-    def _append(self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int = 0) -> int:
+    def now_ns(self) -> int:
+        return NOW_NS + len(self.stored)
+
+    def on_publish(self, *args: Any) -> None:
+        self.slow.append(args)
+
+    def on_fast_ingest(self, *args: Any) -> None:
+        self.fast.append(args)
+
+    def on_store_error(self, reply: bytes, failure: StoreError) -> None:
+        self.said.append(("refuse", reply))
+
+    def on_first_change(self) -> None:
+        self.said.append(("touch",))
+
+    def after_append(self, *args: Any) -> None:
+        self.said.append(("after", *args))
+
+    def track_expiry(self, *args: Any) -> None:
+        self.said.append(("note", *args))
+
+    def expire_slice(self, now_ns: int) -> None:
+        self.said.append(("expire", now_ns))
+
+    def append(self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int = 0) -> int:
         if self.full:
             raise StoreError("full")
         self.stored.append((subject, header, payload, time_ns, ttl_s))
         return len(self.stored)
 
-    def _lifetime(self, text: bytes) -> int:
+    def parse_ttl(self, text: bytes) -> int:
         self.said.append(("lifetime", text))
-        return int(text) if text.isdigit() else -1
+        return int(text) + self.ttl_shift if text.isdigit() else -1
 
     def offer(self, header: bytes = b"", reply: bytes = b"r", payload: bytes = b"hi") -> None:
         self.lane.on_message(SimpleNamespace(), b"s.a", reply, header, payload)
@@ -162,18 +178,18 @@ def test_a_lifetime_is_stored_and_noted(stream: Stream) -> None:
 
 def test_the_meaning_of_a_lifetime_may_change(stream: Stream) -> None:
     stream.offer(block(TTL=5))
-    stream.lane.parse_ttl = lambda text: 7
+    stream.ttl_shift = 2
     stream.lane.reset_ttl_cache()
     stream.offer(block(TTL=5))
     assert [each[4] for each in stream.stored] == [5, 7]
 
 
 def test_what_follows_a_message_knows_its_lifetime(stream: Stream) -> None:
-    stream.lane.after_append = lambda *args: stream.said.append(("follow", *args))
+    stream.lane.calls_after_append = True
     stream.offer(block(TTL=5))
     stream.offer()
-    follows = [each for each in stream.said if each[0] == "follow"]
-    assert follows == [("follow", b"s.a", 1, NOW_NS, 5), ("follow", b"s.a", 2, NOW_NS + 1, 0)]
+    follows = [each for each in stream.said if each[0] == "after"]
+    assert follows == [("after", b"s.a", 1, NOW_NS, 5), ("after", b"s.a", 2, NOW_NS + 1, 0)]
 
 
 def test_a_store_that_takes_nothing_is_told_to_the_publisher(stream: Stream) -> None:

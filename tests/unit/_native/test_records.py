@@ -149,7 +149,7 @@ def test_a_closed_or_full_frame_refuses_records(records: ModuleType) -> None:
         raise Refused(size)
 
     log = appender(records)
-    log.open_frame.on_full = refuse
+    log.open_frame.extend = refuse
     log.open_frame.max_bytes = 100
     log.append(b"a", b"", b"x" * 60, 1)
     with pytest.raises(Refused):

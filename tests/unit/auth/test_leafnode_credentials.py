@@ -36,7 +36,7 @@ def test_a_credentials_file_signs_the_nonce_and_sends_its_jwt(tmp_path: Path) ->
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "user.creds"
     path.write_text(text)
-    with pytest.raises(AuthError, match="no credentials file"):
+    with pytest.raises(AuthError, match="invalid credentials file"):
         sign_with_credentials_file(path, NONCE)
 
 

@@ -55,7 +55,7 @@ def test_an_unknown_version_is_refused() -> None:
 def test_an_unknown_workload_is_refused() -> None:
     done = ab(ROOT, ROOT, "--only", "core,nothing")
     assert done.returncode == 2
-    assert "no such workload: nothing" in done.stderr
+    assert "unknown workload: nothing" in done.stderr
 
 
 def test_a_revision_is_built_in_a_worktree_that_goes_away(tmp_path: Path) -> None:

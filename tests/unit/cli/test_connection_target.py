@@ -74,13 +74,13 @@ def test_several_servers_and_no_passwords_in_what_is_said() -> None:
 def test_a_missing_or_broken_context_is_said(folder: Path) -> None:
     with pytest.raises(CliError, match="context ls"):
         resolve_target({"context": "none"}, {})
-    with pytest.raises(CliError, match="cannot name"):
+    with pytest.raises(CliError, match="invalid context name"):
         resolve_target({"context": "../lab"}, {})
     (folder / "context" / "bad.json").write_text("[")
-    with pytest.raises(CliError, match="cannot be read"):
+    with pytest.raises(CliError, match="cannot read context"):
         resolve_target({"context": "bad"}, {})
     (folder / "context" / "list.json").write_text("[]")
-    with pytest.raises(CliError, match="no JSON object"):
+    with pytest.raises(CliError, match="does not contain a JSON object"):
         resolve_target({"context": "list"}, {})
 
 

@@ -17,7 +17,7 @@ def test_a_subscriber_shows_what_is_published(headrace_server: HostedServer) -> 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as subscriber:
         assert subscriber.stderr is not None
         assert subscriber.stdout is not None
-        assert "Listening on a.*" in subscriber.stderr.readline()
+        assert "Subscribed to a.*" in subscriber.stderr.readline()
         assert main(["pub", "a.b", "hello", "-H", "From: me", "--count", "2", "-s", headrace_server.url]) == 0
         shown = subscriber.stdout.read()
         assert subscriber.wait(PATIENCE_S) == 0
@@ -44,7 +44,7 @@ async def test_a_request_shows_the_answer(headrace_url: str) -> None:
     ("arguments", "code", "word"),
     [
         (["req", "nobody", "x"], 6, "no responders"),
-        (["pub", "a", "x", "-H", "wrong"], 2, "is not a header"),
+        (["pub", "a", "x", "-H", "wrong"], 2, "invalid header"),
     ],
 )
 def test_what_goes_wrong_is_said(

@@ -230,7 +230,7 @@ def test_a_pid_file_and_signals_by_it(tmp_path: Path) -> None:
 
 
 def test_signals_to_nobody_are_explained() -> None:
-    assert "which process" in headrace("serve", "-sl", "stop").stderr
+    assert "no process given" in headrace("serve", "-sl", "stop").stderr
     assert "unknown signal" in headrace("serve", "-sl", "dance=1").stderr
 
 

@@ -134,7 +134,7 @@ def test_what_is_refused_says_why(line: str, word: str) -> None:
 
 
 def test_flags_without_effect_are_mentioned() -> None:
-    assert parse(["--profile", "6060", "-p", "1"]).warnings == ("-profile has no effect here",)
+    assert parse(["--profile", "6060", "-p", "1"]).warnings == ("-profile has no effect in Headrace",)
 
 
 def test_flags_override_the_configuration_file(tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_flags_override_the_configuration_file(tmp_path: Path) -> None:
     file.write_text("port: 1\nserver_name: mill\nmqtt { port: 1 }\n")
     options, warnings = parse(["-c", str(file), "-p", "2"]).resolve()
     assert (options.port, options.server_name) == (2, "mill")
-    assert warnings == (f"{file}:3:1: 'mqtt' has no effect here",)
+    assert warnings == (f"{file}:3:1: 'mqtt' has no effect in Headrace",)

@@ -1,4 +1,4 @@
-"""docs/configuration.md names every key that is understood."""
+"""docs/reference/configuration.md names every key that is understood."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config import schema, schema_accounts, schema_tls_websocket, schema_users
 
-PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "configuration.md").read_text()
 TABLES = {
     "the top": (schema._TOP,),
     "jetstream": (schema._JETSTREAM, schema._BATCH),

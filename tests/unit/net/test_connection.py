@@ -141,7 +141,7 @@ class TestPressure:
         await slow.ask(b"SUB flood 1\r\n")
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(PATIENCE_S):
-            while listener.slow_consumers == 0:
+            while listener.backpressure.slow_consumers == 0:
                 await self.flood(publisher, 20, 100_000)
         await until(lambda: len(listener.connections) == 1)
         assert await publisher.ask(b"") == b""
@@ -156,7 +156,7 @@ class TestPressure:
         await slow.ask(b"SUB flood 1\r\n")
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await self.flood(publisher, 200, 100_000)
-        await until(lambda: listener.slow_consumers == 1)
+        await until(lambda: listener.backpressure.slow_consumers == 1)
         assert await publisher.ask(b"") == b""
         await slow.close()
         await publisher.close()
@@ -166,7 +166,7 @@ class TestPressure:
         wire, idle = await Wire.dial(listener), await Wire.dial(listener)
         await wire.ask(b"")
         await idle.ask(b"")
-        listener.pause_publishers()
+        listener.backpressure.pause_publishers()
         assert await wire.ask(b"") == b"", "what it sent first is still read, then it is held"
         wire.send(b"PUB a 0\r\n\r\n" * 10)
         assert await idle.ask(b"") == b""
@@ -174,7 +174,7 @@ class TestPressure:
             c.session for c in listener.connections.values() if c.session.cid == wire.info["client_id"]
         )
         assert session.in_msgs == 0
-        listener.resume_publishers()
+        listener.backpressure.resume_publishers()
         await until(lambda: session.in_msgs == 10)
         await wire.close()
         await idle.close()

@@ -30,7 +30,7 @@ class TestPings:
         listener = await start(ping_interval_s=0.05)
         wire = await Wire.dial(listener)
         assert await wire.rest() == b"PING\r\nPING\r\n-ERR 'Stale Connection'\r\n"
-        assert listener.stale_connections == 1
+        assert listener.registry.stale_connections == 1
         await wire.close()
 
     async def test_who_answers_stays(self, start: Start) -> None:

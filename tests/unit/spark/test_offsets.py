@@ -15,5 +15,5 @@ def test_an_offset_survives_its_json() -> None:
     assert Offset.from_json(offset.to_json(), OPTIONS) == offset
     older = {name: value for name, value in offset.to_json().items() if name != "began"}
     assert Offset.from_json(older, OPTIONS).start_seq == 5, "nobody knows what the query had read before"
-    with pytest.raises(Exception, match="the checkpoint is of stream 'T'"):
+    with pytest.raises(Exception, match="the checkpoint belongs to stream 'T'"):
         Offset.from_json({**offset.to_json(), "stream": "T"}, OPTIONS)

@@ -22,10 +22,10 @@ def test_options_are_read_whatever_their_case() -> None:
 @pytest.mark.parametrize(
     ("option", "text", "words"),
     [
-        ("lease", "0s", "is too short: a lease lasts a second"),
-        ("lease", "1ns", "is too short: a lease lasts a second"),
-        ("maxBytesPerTrigger", "0", "would let nothing pass"),
-        ("maxBytesPerTrigger", "0MB", "would let nothing pass"),
+        ("lease", "0s", "is too short: a lease lasts at least"),
+        ("lease", "1ns", "is too short: a lease lasts at least"),
+        ("maxBytesPerTrigger", "0", "is not a valid limit"),
+        ("maxBytesPerTrigger", "0MB", "is not a valid limit"),
         ("maxMessagesPerTrigger", "0", "is not a positive number"),
     ],
 )

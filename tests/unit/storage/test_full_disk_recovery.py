@@ -354,3 +354,28 @@ def test_a_store_closes_on_a_full_disk_without_a_checkpoint() -> None:
     assert disk.used() <= disk.capacity
     for after in (disk.kill(), disk.crash(OUTCOMES_BY_NAME["drop"])):
         assert StoreDriver(after, BRIM).history.states[0] == expected
+
+
+def test_the_number_of_an_unlinked_segment_is_not_used_again() -> None:
+    """The journal still names it: a new segment with that number would be taken for it by the next recovery."""
+    disk = SimDisk(0)
+    store = Store.open(disk, SimClock(), ROOMY)
+    log = store.create("A", memory=False)
+    log.append(b"a", b"", bytes(5 * KIB), 1)  # larger than `large_bytes`: it gets a segment at once
+    log.append(b"a", b"", b"small", 2)
+    store.commit()
+    disk.drain()
+    (path,) = [path for path in disk.walk("streams") if path.endswith(".seg")]
+    number = int(path.rsplit("/", 1)[1].split(".")[0], 16)
+    log.remove(1)
+    store.commit()
+    disk.drain()
+    after = disk.kill()
+    if after.exists(path):
+        after.run([("unlink", path), ("syncdir", path.rsplit("/", 1)[0])])
+    again = Store.open(after, SimClock(), ROOMY)
+    found = again.logs["A"]
+    assert [segment.number for segment in (*found.sealed_segments, found.active_segment)] > [number]
+    assert found.get(1) is None
+    assert found.get(2) is not None
+    assert not again.report().damage

@@ -18,14 +18,15 @@ from headrace.storage.format import checkpoint_path
 from headrace.storage.io import file_handles
 from headrace.storage.io.disk import DoneCallback, Op
 from headrace.storage.snapshot import open_snapshot
-from support.small_store import TINY, Ticking, commit, kill, open_store, opened
+from support.small_store import TINY, RecordingObserver, Ticking, commit, kill, open_store, opened
 
 
 def test_nothing_is_committed_before_the_disk_says_so(tmp_path: Path) -> None:
     disk = SimDisk()
     store = Store.open(disk, Ticking(), TINY)
-    commits: list[int] = []
-    store.on_commit = commits.append
+    observer = RecordingObserver()
+    commits = observer.commits
+    store.set_observer(observer)
     log = store.create("S")
     log.append(b"a", b"", b"1", 1)
     assert (store.dirty, log.last_seq, log.committed_seq, log.changed_frame) == (
@@ -260,16 +261,16 @@ def test_memory_of_dead_messages_comes_back(tmp_path: Path) -> None:
 def test_a_failed_commit_poisons(kind: str) -> None:
     disk = SimDisk()
     store = Store.open(disk, Ticking(), TINY)
-    commits: list[int] = []
+    observer = RecordingObserver()
     log = store.create("S")
     commit(store)
-    store.on_commit = commits.append
+    store.set_observer(observer)
     disk.faults.add(Fault(errno.EIO, kinds=(kind,), path="journal"))
     log.append(b"a", b"", b"x", 1)
     with pytest.raises(StorePoisoned):
         commit(store)
     disk.faults.clear()
-    assert commits == []
+    assert observer.commits == []
     for attempt in (
         lambda: log.append(b"a", b"", b"x", 1),
         lambda: store.create("T"),
@@ -414,9 +415,11 @@ def test_a_checkpoint_waits_for_every_block_before_it() -> None:
     doomed.finish_block()
     store.delete(doomed)
     _seal_alone(store, disk)
-    while not store.checkpointer._syncing and (disk.step("") or disk.step("behind")):
+    running = store.checkpointer.running
+    assert running is not None
+    while not running.is_syncing and (disk.step("") or disk.step("behind")):
         pass
-    assert store.checkpointer._syncing
+    assert running.is_syncing
     assert not kept.active_segment.pending, (
         "a checkpoint is made durable before a block that it names is written"
     )
@@ -862,8 +865,8 @@ def test_a_stream_that_never_became_durable_leaves_its_files_to_nobody() -> None
 def test_a_merge_that_cannot_read_is_given_up_and_the_frame_counts() -> None:
     disk = SimDisk()
     store = Store.open(disk, Ticking(), replace(TINY, cache_bytes=0))
-    told: list[int] = []
-    store.on_commit = told.append
+    observer = RecordingObserver()
+    store.set_observer(observer)
     log = store.create("S")
     for _ in range(200):
         log.append(b"s", b"", b"x" * 200, 1)
@@ -874,7 +877,7 @@ def test_a_merge_that_cannot_read_is_given_up_and_the_frame_counts() -> None:
     frame = store.commit()
     disk.drain()
     assert disk.faults.injected_count == 1
-    assert frame in told
+    assert frame in observer.commits
     assert not store.compactor.busy
     assert store.poisoned is None
 
@@ -910,9 +913,9 @@ def on_a_full_disk() -> tuple[SimDisk, Store]:
 def test_a_frame_that_finds_no_room_waits_for_it() -> None:
     disk, store = on_a_full_disk()
     log = store.logs["S"]
-    commits: list[int] = []
-    told: list[bool] = []
-    store.on_commit, store.on_full = commits.append, lambda: told.append(True)
+    observer = RecordingObserver()
+    commits = observer.commits
+    store.set_observer(observer)
     turn_over(store)
     before = list(commits)
     log.remove(1)
@@ -921,7 +924,7 @@ def test_a_frame_that_finds_no_room_waits_for_it() -> None:
         disk.drain()
     assert commits == before
     assert store.poisoned is None
-    assert told == [True]
+    assert observer.full_count == 1
     with pytest.raises(StoreFull):
         log.append(b"a", b"", b"x", 1)
     disk.run([("unlink", "filler")])

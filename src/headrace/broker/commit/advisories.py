@@ -15,7 +15,7 @@ from headrace.protocol.nuid import nuid
 
 
 class AdvisorySource(Protocol):
-    """What an advisory says of the account it comes from, and how it leaves."""
+    """Fields about the account that every advisory has, and how advisories are published."""
 
     router: SubjectRouter
     group_commit: GroupCommit

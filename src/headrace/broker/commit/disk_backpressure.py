@@ -6,7 +6,7 @@ here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,3 +51,33 @@ class DiskBackpressure:
             self._timer = self._timers.after(_CHECK_INTERVAL_NS, self._check)
         elif self._low_callback is not None:
             self._low_callback()
+
+
+class DiskBackpressures:
+    """The backpressure of several stores: high if that of any store is."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[DiskBackpressure]) -> None:
+        self._parts = tuple(parts)
+
+    def is_high(self) -> bool:
+        """Whether too much waits for one of the disks."""
+        for part in self._parts:  # noqa: SIM110 - runs after each chunk, and a generator costs more
+            if part.is_high():
+                return True
+        return False
+
+    def on_low(self, call: Callable[[], None]) -> None:
+        """Set the call that is made whenever one of the disks has caught up."""
+        for part in self._parts:
+            part.on_low(call)
+
+
+#: The backpressure of a server without stores.
+NO_DISKS = DiskBackpressures(())
+
+
+def combine_backpressure(parts: Sequence[DiskBackpressure]) -> DiskBackpressure | DiskBackpressures:
+    """Return the backpressure of all stores; a single one is asked directly, because it is asked after each chunk."""
+    return parts[0] if len(parts) == 1 else DiskBackpressures(parts)

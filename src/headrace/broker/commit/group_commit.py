@@ -2,7 +2,7 @@
 
 Invariant: nothing that depends on a change in frame N is sent before frame N is durable. All output - acks, replies,
 republished copies, advisories - waits in one list per frame and is published in the order in which it was created. It
-knows neither the rules of streams nor sockets.
+knows neither the rules of streams nor sockets. See ADR 5.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ class GroupCommit:
         store: Store,
         publisher: Publisher,
         call_soon: Callable[[Callable[[], None]], object],
-        on_idle: Callable[[], None] = lambda: None,
+        on_idle: Callable[[], None],
     ) -> None:
-        """`call_soon(fn)` must call fn at the end of the turn of the event loop; `on_idle` is called after a commit."""
+        """`call_soon(fn)` must call fn at the end of the turn of the event loop; `on_idle` is called after a commit, and
+        when the disk becomes full."""
         self._store = store
         self._publisher = publisher
         self._call_soon = call_soon
@@ -90,7 +91,7 @@ class GroupCommit:
         self._in_flight: list[OutboundMsg] = []
         self._dirty: list[CommitParticipant] = []
         self._dirty_in_flight: list[CommitParticipant] = []
-        store.on_commit = self._on_frame_committed
+        store.set_observer(self)
 
     @property
     def frame(self) -> int:
@@ -110,18 +111,22 @@ class GroupCommit:
 
     def reply_after_commit(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Publish once the open frame is durable."""
-        self.pending_replies.messages.append((subject, reply, header, payload))
+        self._wait_for_open_frame((subject, reply, header, payload))
 
     def reply_error(self, reply: bytes, answer: bytes) -> None:
         """Send an error in order with other replies; at once if the store is poisoned or the disk is full."""
         if self._store.poisoned is not None:
-            sometimes("a refusal of a poisoned store")
+            sometimes("error sent while the store is poisoned")
             self._publisher.publish(reply, b"", b"", answer)
         elif self._store.waiting_for_space:
             self._publisher.publish(reply, b"", b"", answer)
         else:
-            self.pending_replies.messages.append((reply, b"", b"", answer))
+            self._wait_for_open_frame((reply, b"", b"", answer))
             self.schedule()
+
+    def _wait_for_open_frame(self, message: OutboundMsg) -> None:
+        replies = self.pending_replies
+        replies.messages.append(message)
 
     def publish_when_durable(
         self, log: StreamLog, subject: bytes, reply: bytes, header: bytes, payload: bytes
@@ -131,7 +136,7 @@ class GroupCommit:
         if changed <= self._store.committed_frame:
             self._publisher.publish(subject, reply, header, payload)
         elif changed == self._store.frame_number:
-            self.pending_replies.messages.append((subject, reply, header, payload))
+            self._wait_for_open_frame((subject, reply, header, payload))
         else:
             self._in_flight.append((subject, reply, header, payload))
 
@@ -151,7 +156,7 @@ class GroupCommit:
         if store.poisoned is not None:
             self._publisher.publish(subject, reply, header, payload)
         elif store.dirty:
-            self.pending_replies.messages.append((subject, reply, header, payload))
+            self._wait_for_open_frame((subject, reply, header, payload))
         elif store.in_flight:
             self._in_flight.append((subject, reply, header, payload))
         else:
@@ -178,7 +183,8 @@ class GroupCommit:
                 dirty, self._dirty = self._dirty, []
                 self._publish_committed(run_all, messages, dirty)
 
-    def _on_frame_committed(self, frame: int) -> None:
+    def on_frame_durable(self, frame: int) -> None:
+        """Send what waited for this frame, and commit the next one."""
         messages, self._in_flight = self._in_flight, []
         dirty, self._dirty_in_flight = self._dirty_in_flight, []
         with RunAll() as run_all:
@@ -186,6 +192,10 @@ class GroupCommit:
             if self._store.dirty or self._dirty or self.pending_replies.messages:
                 run_all(self.commit)
             run_all(self._on_idle)
+
+    def on_full(self) -> None:
+        """Let the store retry what waits for space."""
+        self._on_idle()
 
     def _publish_committed(
         self, run_all: RunAll, messages: list[OutboundMsg], streams: list[CommitParticipant]
@@ -196,7 +206,8 @@ class GroupCommit:
 
     def _drop_all(self) -> None:
         """Drop everything that waits for the disk after a failed sync: it must never be sent."""
-        sometimes("what waits for the disk never leaves")
-        self.pending_replies.messages.clear()
+        sometimes("pending replies dropped after a failed sync")
+        replies = self.pending_replies
+        replies.messages.clear()
         self._in_flight.clear()
         self._dirty.clear()

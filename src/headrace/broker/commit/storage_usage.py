@@ -16,14 +16,12 @@ from headrace.storage import Store
 class StorageUsage:
     """Bytes by kind of storage, for one account."""
 
-    __slots__ = ("_dirty", "_frame", "_log_bytes", "_reserved", "_store", "_streams", "_total")
+    __slots__ = ("_frame", "_log_bytes", "_reserved", "_store", "_streams", "_total")
 
     def __init__(self, store: Store, streams: Mapping[str, Any]) -> None:
         self._store = store
         self._streams = streams
-        self._frame = -1
-        #: The logs that changed in the frame of the last count; the store starts a new list with each frame.
-        self._dirty: list[Any] = []
+        self._frame = -1  # the open frame at the last count
         self._log_bytes: dict[Any, tuple[str, int]] = {}
         self._total = {"memory": 0, "file": 0}
         self._reserved = {"memory": 0, "file": 0}
@@ -45,18 +43,16 @@ class StorageUsage:
         return True
 
     def _recount(self) -> None:
-        store = self._store
-        # The dirty logs of the last counted frame and of the open one cover all changes only if no frame is in between.
-        if store.frame_number not in (self._frame, self._frame + 1) or self._frame < 0:
+        changed = self._store.get_changed_logs(self._frame)
+        if changed is None:
             self._recount_all()
         else:
-            dirty = store.open_frame.dirty_logs
-            for log in dirty if dirty is self._dirty else [*self._dirty, *dirty]:
+            for log in changed:
                 if log in self._log_bytes:
                     storage, before = self._log_bytes[log]
                     self._log_bytes[log] = (storage, log.bytes)
                     self._total[storage] += log.bytes - before
-        self._frame, self._dirty = store.frame_number, store.open_frame.dirty_logs
+        self._frame = self._store.frame_number
         self._reserved = dict.fromkeys(self._reserved, 0)
 
     def _recount_all(self) -> None:

@@ -113,3 +113,13 @@ class AckDeadlines:
     def list_runs(self) -> list[DeadlineRun]:
         """Return all runs, for a snapshot."""
         return list(self._runs)
+
+
+def to_wall_time(runs: list[DeadlineRun], clock_offset_ns: int) -> list[DeadlineRun]:
+    """Convert deadlines to wall-clock time, which is what is stored."""
+    return [(due_ns - clock_offset_ns, first, last) for due_ns, first, last in runs]
+
+
+def merge_runs(runs: list[DeadlineRun]) -> list[DeadlineRun]:
+    """Merge consecutive runs into one, with the deadline of the last."""
+    return [(runs[-1][0], runs[0][1], runs[-1][2])] if runs else []

@@ -2,7 +2,7 @@
 
 The dispatcher receives everything below `$JS.ACK.` with one subscription, so that the route of an acknowledgement is
 always in the compiled core's cache, and finds the consumer by its name. The reply to a confirmed acknowledgement (double
-ack) is sent when it is durable.
+ack) is sent when it is durable. See ADR 61.
 """
 
 from __future__ import annotations
@@ -28,20 +28,28 @@ _DELETED_REASON = "Unacknowledged message was deleted"
 
 
 class AckDispatcher:
-    """Receives all acknowledgements of the account; `consumers` has the receivers, by stream and name."""
+    """Receives all acknowledgements of the account and finds their consumers by stream and name."""
 
-    __slots__ = ("consumers",)
+    __slots__ = ("_consumers",)
 
     #: Announced to other servers for each consumer instead: some acknowledgements may be for other servers.
     announced = False
 
     def __init__(self) -> None:
-        self.consumers: dict[bytes, ConsumerContext] = {}
+        self._consumers: dict[bytes, ConsumerContext] = {}
+
+    def register(self, key: bytes, consumer: ConsumerContext) -> None:
+        """Send acknowledgements for this key (`<stream>.<consumer>`, perhaps with domain and account) to a consumer."""
+        self._consumers[key] = consumer
+
+    def unregister(self, key: bytes) -> None:
+        """Ignore acknowledgements for this key."""
+        self._consumers.pop(key, None)
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         """Handle one acknowledgement; return 0 if it is for no consumer here."""
         parts = split_ack_subject(subject)
-        consumer = self.consumers.get(parts[0]) if parts is not None else None
+        consumer = self._consumers.get(parts[0]) if parts is not None else None
         if parts is None or consumer is None:
             return 0
         _, count, seq, consumer_seq = parts
@@ -94,10 +102,10 @@ class AckHandler:
             consumer.on_acked([seq], 0 < limit <= pending)
             return
         if consumer.removes_acked:  # past max_deliver, or skipped since its delivery: it is done all the same
-            sometimes("an acknowledgement of what is not pending")
-            consumer.stream.consumer_set.mark_acked([seq], recheck=True)
+            sometimes("ack of a message that is not pending")
+            consumer.consumer_set.mark_acked([seq], recheck=True)
         if ack_state.dirty:
-            consumer.mark_dirty()
+            consumer.persist_soon()
 
     def ack_all(self, seq: int, consumer_seq: int) -> None:
         """Acknowledge everything up to a message."""
@@ -144,7 +152,7 @@ class AckHandler:
         delay_ns = _parse_nak_delay(argument) if argument else 0
         if delay_ns > 0:
             ack_state.redelivery_queue.discard(seq)
-            sometimes("refused for a while")
+            sometimes("nak with delay")
             ack_state.set_deadline(seq, now_ns + delay_ns)
             consumer.arm_timer()
         else:
@@ -153,7 +161,7 @@ class AckHandler:
             )
             ack_state.enqueue(seq)
             consumer.schedule_delivery()
-        consumer.mark_dirty()
+        consumer.persist_soon()
 
     def _extend_deadline(self, seq: int) -> None:
         """Restart the ack wait of a message in progress."""
@@ -162,7 +170,7 @@ class AckHandler:
         if seq in consumer.ack_state.pending and wait_ns:
             consumer.last_active_ns = now_ns = consumer.now_ns()
             consumer.ack_state.set_deadline(seq, now_ns + wait_ns)
-            consumer.mark_dirty()
+            consumer.persist_soon()
 
     def _terminate(self, seq: int, count: int, consumer_seq: int, reason: bytes) -> bool:
         """Never deliver the message again; return False if it was never delivered."""
@@ -170,7 +178,7 @@ class AckHandler:
         if seq >= consumer.ack_state.next_seq and not consumer.config.flow_control:
             return False
         self._apply_ack(seq, consumer_seq)
-        sometimes("given up by the client")
+        sometimes("message terminated by the client")
         self.advise_terminated(seq, count, consumer_seq, reason.decode("utf-8", "replace"))
         return True
 
@@ -179,7 +187,7 @@ class AckHandler:
         ack_state = self._consumer.ack_state
         consumer_seq, count = ack_state.pending.get(seq, 0), ack_state.get_delivery_count(seq)
         ack_state.remove(seq)
-        sometimes("deleted while it was pending")
+        sometimes("pending message removed")
         self.advise_terminated(seq, count, consumer_seq, _DELETED_REASON)
 
     def advise_terminated(self, seq: int, count: int, consumer_seq: int, reason: str) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 import numpy as np
 
 from headrace.broker.consumers import ack_state_codec as codec
-from headrace.broker.consumers.ack_deadlines import AckDeadlines
+from headrace.broker.consumers.ack_deadlines import AckDeadlines, merge_runs, to_wall_time
 from headrace.broker.consumers.ack_state_codec import AckStateDelta
 from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
@@ -130,8 +130,21 @@ class AckState:
         self.ack_deadlines.shift_runs(delta_ns)
         self.needs_snapshot = self.dirty = True  # a delta has only new runs, so a snapshot is needed
         if include_individual:
-            for seq, deadline_ns in list(self.ack_deadlines.individual.items()):
+            individual = self.ack_deadlines.individual
+            for seq, deadline_ns in list(individual.items()):
                 self.set_deadline(seq, deadline_ns + delta_ns)
+
+    def next_deadline(self) -> int:
+        """Return the earliest deadline of a pending message; 0 if there is none."""
+        return self.ack_deadlines.next_deadline() if self.pending else 0
+
+    def last_deadline(self) -> int:
+        """Return the latest deadline of a pending message; 0 if there is none."""
+        return self.ack_deadlines.last_deadline() if self.pending else 0
+
+    def pop_due(self, now_ns: int) -> list[int]:
+        """Return pending messages that were not acknowledged in time, and forget their deadlines."""
+        return self.ack_deadlines.pop_due(now_ns, self.pending)
 
     def get_delivery_count(self, seq: int) -> int:
         """Return how often a message was delivered, at least once."""
@@ -281,7 +294,7 @@ class AckState:
         delta.delivery_counts = [
             (seq, self.delivery_counts.get(seq, 0)) for seq in sorted(self._unsaved_counts)
         ]
-        delta.deadline_runs = _to_wall_time(merge_runs(self._unsaved_runs), clock_offset_ns)
+        delta.deadline_runs = to_wall_time(merge_runs(self._unsaved_runs), clock_offset_ns)
         delta.individual_deadlines = [
             (seq, due_ns - clock_offset_ns)
             for seq, due_ns in self._unsaved_deadlines.items()
@@ -303,7 +316,7 @@ class AckState:
         )
         delta.delivery_counts = sorted(self.delivery_counts.items())
         individual = self.ack_deadlines.individual
-        delta.deadline_runs = _to_wall_time(self.ack_deadlines.list_runs(), clock_offset_ns)
+        delta.deadline_runs = to_wall_time(self.ack_deadlines.list_runs(), clock_offset_ns)
         delta.individual_deadlines = [
             (seq, due_ns - clock_offset_ns) for seq, due_ns in individual.items() if seq in self.pending
         ]
@@ -379,12 +392,3 @@ class AckState:
                 else self.last_per_subject_queue
             )
         self._clear_unsaved()
-
-
-def _to_wall_time(runs: list[tuple[int, int, int]], clock_offset_ns: int) -> list[tuple[int, int, int]]:
-    return [(due_ns - clock_offset_ns, first, last) for due_ns, first, last in runs]
-
-
-def merge_runs(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Merge consecutive runs into one, with the deadline of the last."""
-    return [(runs[-1][0], runs[0][1], runs[-1][2])] if runs else []

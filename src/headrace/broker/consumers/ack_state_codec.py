@@ -1,7 +1,7 @@
 """Encodes a consumer's ack state: sets of sequences as runs, bitmaps or gaps, whichever is smallest.
 
 An `AckStateDelta` is what changed since the previous one; a snapshot is a delta on an empty state. Knows no consumers
-and no store.
+and no store. See ADR 20.
 """
 
 from __future__ import annotations

@@ -1,28 +1,29 @@
 """A consumer: a position in a stream, its receivers, and the rules of delivery between the two.
 
-Owns the life of one consumer - its subscriptions, its timer, its metadata in the journal - and combines the parts that
+Owns the lifecycle of one consumer - its subscriptions, its timer, its metadata in the journal - and combines the parts that
 do the work: `AckState` (position), `DeliveryLoop` (delivery), `PullQueue` or `PushDelivery` (receivers), `AckHandler`
 (acknowledgements). Invariant: one timer, set to the earliest time at which any part has something to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from headrace.broker.consumers import consumer_storage, status_headers
+from headrace.broker.consumers import status_headers
 from headrace.broker.consumers.ack_handling import AckHandler
 from headrace.broker.consumers.ack_state import AckState
+from headrace.broker.consumers.consumer_storage import ConsumerStorage
 from headrace.broker.consumers.consumer_subscriptions import ConsumerSubjects
 from headrace.broker.consumers.consumer_timer import ConsumerTimer
 from headrace.broker.consumers.delivery_loop import DeliveryLoop
 from headrace.broker.consumers.delivery_mode import DeliveryMode
+from headrace.broker.consumers.delivery_rate import RateLimiter
 from headrace.broker.consumers.num_pending import PendingCounter
 from headrace.broker.consumers.pull_queue import PullQueue
 from headrace.broker.consumers.push_delivery import PushDelivery
-from headrace.broker.consumers.retention_interest import still_needed_mask, tracked_among
+from headrace.broker.consumers.redelivery import Redelivery
+from headrace.broker.consumers.retention_interest import still_needed_mask
 from headrace.broker.consumers.stop_reason import StopReason
 from headrace.code_probes import sometimes
 from headrace.jetstream_api import advisories as events
@@ -39,14 +40,21 @@ class Consumer:
     """One consumer of a stream."""
 
     __slots__ = (
-        "_keys",
+        "_ack_dispatcher",
+        "_advisories",
+        "_delivery_scheduler",
+        "_flusher",
+        "_group_commit",
+        "_storage",
         "_subjects",
         "_timer",
+        "_timers",
         "ack_handler",
         "ack_prefix",
         "ack_state",
         "closed",
         "config",
+        "consumer_set",
         "created_ns",
         "delivery_loop",
         "delivery_mode",
@@ -55,11 +63,14 @@ class Consumer:
         "first_ack_prefix",
         "jetstream",
         "last_active_ns",
+        "log",
         "name",
         "name_bytes",
         "paused_until_ns",
         "pending_counter",
         "persistent",
+        "rate_limiter",
+        "redelivery",
         "router",
         "stop_reason",
         "stream",
@@ -68,9 +79,18 @@ class Consumer:
     def __init__(
         self, stream: ConsumerStream, name: str, config: ConsumerConfig, created_ns: int, ack_state: AckState
     ) -> None:
+        jetstream = stream.jetstream
         self.stream = stream
-        self.jetstream = stream.jetstream
-        self.router = stream.jetstream.router
+        self.log = stream.log
+        self.consumer_set = stream.consumer_set
+        self.jetstream = jetstream
+        self.router = jetstream.router
+        self._timers = jetstream.timers
+        self._group_commit = jetstream.group_commit
+        self._advisories = jetstream.advisories
+        self._ack_dispatcher = jetstream.ack_dispatcher
+        self._delivery_scheduler = jetstream.delivery_scheduler
+        self._flusher = jetstream.consumer_flusher
         self.name = name
         self.name_bytes = name.encode()
         self.created_ns = created_ns
@@ -82,21 +102,22 @@ class Consumer:
         self.persistent = not (config.direct or config.mem_storage or stream.config.storage == "memory")
         self.ack_prefix = b"$JS.ACK.%s.%s." % (stream.name_bytes, self.name_bytes)
         self.first_ack_prefix = self.ack_prefix + b"1."
-        self._keys = consumer_storage.make_keys(stream.log.ident, name)
-        domain, account = self.jetstream.domain, self.jetstream.account
+        self._storage = ConsumerStorage(jetstream.store.metadata, self._timers, stream.log.ident, name)
         self._subjects = ConsumerSubjects(
-            stream.name, name, domain, account, flow_control=config.flow_control
+            stream.name, name, jetstream.domain, jetstream.account, flow_control=config.flow_control
         )
         self.ack_handler = AckHandler(self)
         self.delivery_mode: DeliveryMode = PushDelivery(self) if config.is_push() else PullQueue(self)
         self.pending_counter = PendingCounter(stream.log, ack_state, None)
         self._apply_config()
-        self.delivery_loop = DeliveryLoop(self)
-        self._timer = ConsumerTimer(self)
+        self.rate_limiter = RateLimiter(config, stream.config.max_msg_size, stream.log.last_seq)
+        self.redelivery = Redelivery(self, self.ack_handler)
+        self.delivery_loop = DeliveryLoop(self, self.redelivery, self.rate_limiter)
+        self._timer = ConsumerTimer(self, self.redelivery, self._timers)
 
     def now_ns(self) -> int:
         """Return a time for measuring intervals; it never goes back."""
-        return self.jetstream.timers.now_ns()
+        return self._timers.now_ns()
 
     # Configuration
 
@@ -104,41 +125,41 @@ class Consumer:
         """Derive filters and pause from the configuration."""
         config = self.config
         self.filters = tuple(pattern.encode() for pattern in config.get_filters())
-        self.filter = self.stream.log.get_filter(self.filters) if self.filters else None
+        self.filter = self.log.get_filter(self.filters) if self.filters else None
         self.pending_counter.set_filter(self.filter)
         self.paused_until_ns = times.parse_time_ns(config.pause_until) if config.pause_until else 0
 
     def configure(self, config: ConsumerConfig) -> None:
         """Apply a validated new configuration; position and pending messages stay."""
         old, self.config = self.config, config
+        stream, consumer_set = self.stream, self.consumer_set
         old_filter = self.filter
         moved = old.deliver_subject != config.deliver_subject
-        self.delivery_mode.reconfigure(old)
+        self.delivery_mode.reconfigure(config)
         self._apply_config()
         self.ack_handler.configure()
-        self.delivery_loop.rate_limiter.configure(config, self.stream.config.max_msg_size)
+        self.rate_limiter.configure(config, stream.config.max_msg_size)
         if old.ack_wait != config.ack_wait:
             # With a backoff, a redelivered message waits for its step of the backoff, not for `ack_wait`.
             include_individual = not old.backoff and not config.backoff
             self.ack_state.shift_deadlines(
                 config.ack_wait - old.ack_wait, include_individual=include_individual
             )
-            self.mark_dirty()
+            self.persist_soon()
         if old.get_filters() != config.get_filters():
-            self.stream.consumer_set.stop_waiting(self)
-            self.stream.consumer_set.rebuild_filters()
-            if self.stream.config.retention == "interest":
-                self.stream.consumer_set.recheck_interest(old_filter)
+            consumer_set.stop_waiting(self)
+            consumer_set.rebuild_filters()
+            if stream.config.retention == "interest":
+                consumer_set.recheck_interest(old_filter)
         if moved:
-            self._redeliver(list(self.ack_state.pending))
+            self.redelivery.redeliver(list(self.ack_state.pending))
         self.persist_config()
         self.schedule_delivery()
 
     def persist_config(self) -> None:
         """Store the configuration with the open frame."""
         if self.persistent:
-            record = consumer_storage.encode_record(self.created_ns, self.config, self.name)
-            self.jetstream.store.metadata.put(self._keys[0], record)
+            self._storage.put_config(self.created_ns, self.config)
             self.stream.mark_dirty()
 
     # Life
@@ -148,7 +169,7 @@ class Consumer:
         config = self.config
         if config.ack_policy in ("explicit", "all"):
             for key in self._subjects.ack_keys:
-                self.jetstream.ack_dispatcher.consumers[key] = self
+                self._ack_dispatcher.register(key, self)
                 self.router.announce(b"$JS.ACK.%s.>" % key)
         self.router.subscribe_internal(self._subjects.next_subject, self)
         self.delivery_mode.open()
@@ -159,34 +180,34 @@ class Consumer:
         """Stop: the consumer or its stream is being deleted."""
         self.closed = True
         for key in self._subjects.ack_keys:
-            self.jetstream.ack_dispatcher.consumers.pop(key, None)
+            self._ack_dispatcher.unregister(key)
             self.router.withdraw(b"$JS.ACK.%s.>" % key)
         self.router.unsubscribe_internal(self._subjects.next_subject, self)
         self.delivery_mode.close()
         self._timer.cancel()
+
+    def delete_stored(self) -> None:
+        """Delete configuration and ack state from the store."""
         if self.persistent:
-            for key in self._keys:
-                self.jetstream.store.metadata.delete(key)
+            self._storage.delete()
 
     def recover(self) -> None:
         """After a restart, drop pending messages that left the stream, and remove messages that were acknowledged."""
-        log, ack_state = self.stream.log, self.ack_state
+        stream, log, ack_state = self.stream, self.log, self.ack_state
         known = [*ack_state.pending, *ack_state.delivery_counts]
-        self.on_messages_removed(
+        self.redelivery.on_messages_removed(
             [seq for seq in known if log.find_next(None, seq) != seq], suppress_advisories=True
         )
         if self.config.ack_policy in ("explicit", "all"):
             for seq in ack_state.find_without_deadline():
-                sometimes("overdue at a restart")
+                sometimes("ack wait expired while the server was down")
                 ack_state.enqueue(seq)
         # Not needed for work queues: there, an acknowledged message left with its ack, and a skipped one was never
         # delivered.
-        if self.stream.config.retention == "interest" and self.ack_state.next_seq > log.first_seq:
+        if stream.config.retention == "interest" and ack_state.next_seq > log.first_seq:
             done = log.find_seqs(self.filter, log.first_seq, min(ack_state.next_seq - 1, log.last_seq))
-            sometimes("what is done is looked for at a restart")
-            self.stream.consumer_set.mark_acked(
-                done[~still_needed_mask(self, done)].tolist() if len(done) else []
-            )
+            sometimes("acked messages searched at startup")
+            self.consumer_set.mark_acked(done[~still_needed_mask(self, done)].tolist() if len(done) else [])
 
     def on_message(
         self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes
@@ -208,12 +229,13 @@ class Consumer:
     @property
     def removes_acked(self) -> bool:
         """Whether messages are removed once every consumer has acknowledged them."""
-        return self.stream.config.retention != "limits"
+        config = self.stream.config
+        return config.retention != "limits"
 
     def schedule_delivery(self) -> None:
         """Deliver at the end of this turn of the event loop."""
         if not self.closed:
-            self.jetstream.delivery_scheduler.schedule(self)
+            self._delivery_scheduler.schedule(self)
 
     def deliver(self) -> None:
         """Deliver as much as possible now."""
@@ -229,11 +251,11 @@ class Consumer:
         self.arm_timer()
 
     def _after_delivery(self, now_ns: int) -> None:
-        stop_reason, consumer_set = self.stop_reason, self.stream.consumer_set
+        stop_reason, consumer_set, log = self.stop_reason, self.consumer_set, self.log
         if stop_reason is StopReason.CAUGHT_UP:
             consumer_set.wait_for_messages(self)
-            self.delivery_loop.rate_limiter.on_caught_up(self.ack_state.next_seq)
-            if self.stream.log.committed_seq >= self.stream.log.last_seq or not self.num_pending():
+            self.rate_limiter.on_caught_up(self.ack_state.next_seq)
+            if log.committed_seq >= log.last_seq or not self.num_pending():
                 self.delivery_mode.check_timeouts(now_ns, caught_up=True)
         elif stop_reason is StopReason.NO_DEMAND and self.delivery_mode.waiting_count:
             consumer_set.wait_for_messages(self)  # a request waits for more messages
@@ -243,7 +265,7 @@ class Consumer:
             self.schedule_delivery()
         self.delivery_mode.after_delivery()
         if self.ack_state.dirty:
-            self.mark_dirty()
+            self.persist_soon()
 
     def at_max_ack_pending(self) -> bool:
         """Whether the maximum number of messages is pending."""
@@ -278,11 +300,11 @@ class Consumer:
         """Update state after pending messages were acknowledged."""
         self.ack_state.last_ack_ns = self.last_active_ns = self.now_ns()
         if self.removes_acked and seqs:
-            self.stream.consumer_set.mark_acked(seqs)
+            self.consumer_set.mark_acked(seqs)
             if self.persistent:
-                self.stream.consumer_set.mark_dirty(self)
+                self.consumer_set.persist_with_frame(self)
         else:
-            self.mark_dirty()
+            self.persist_soon()
         if was_full:
             self.schedule_delivery()
 
@@ -290,59 +312,17 @@ class Consumer:
         """Reply to an acknowledgement once it is durable."""
         self.ack_state.last_ack_ns = self.last_active_ns = self.now_ns()
         if self.persistent and self.ack_state.dirty:
-            self.stream.consumer_set.mark_dirty(self)
-        self.jetstream.group_commit.reply_after_commit(reply, b"", b"", b"")
-        self.jetstream.group_commit.schedule()
-
-    def on_max_deliver(self, seq: int, deliveries: int) -> None:
-        """Give up a message that was delivered `max_deliver` times."""
-        was_full = self.at_max_ack_pending()
-        sometimes("delivered as often as allowed")
-        self.send_advisory(events.make_max_deliveries, seq, deliveries)
-        self.ack_state.stop_redelivery(seq, deliveries)
-        self.mark_dirty()
-        if was_full:
-            self.schedule_delivery()
-
-    def on_pending_removed(self, seq: int) -> None:
-        """Drop a message that left the stream before its redelivery."""
-        self.ack_handler.on_pending_removed(seq)
-        self.mark_dirty()
-
-    def on_messages_removed(self, seqs: np.ndarray | Sequence[int], *, suppress_advisories: bool) -> None:
-        """Drop messages that left the stream."""
-        ack_state = self.ack_state
-        was_full, removed = self.at_max_ack_pending(), tracked_among(self.ack_state, seqs)
-        for seq in removed:
-            if seq in ack_state.pending and not suppress_advisories:
-                self.ack_handler.on_pending_removed(seq)
-            else:
-                ack_state.remove(seq)
-        if removed:
-            self.mark_dirty()
-            if was_full:
-                self.schedule_delivery()
+            self.consumer_set.persist_with_frame(self)
+        self._group_commit.reply_after_commit(reply, b"", b"", b"")
+        self._group_commit.schedule()
 
     def on_purge(self) -> None:
         """Advance the position to the stream's new first sequence."""
-        first = self.stream.log.first_seq
+        first = self.log.first_seq
         if self.ack_state.next_seq < first or self.ack_state.get_ack_floor()[1] < first - 1:
-            sometimes("a purge overtakes a consumer")
+            sometimes("purge moves a consumer forward")
             self.ack_state.advance_to(first)
-            self.mark_dirty()
-
-    def _redeliver(self, seqs: list[int]) -> None:
-        now_ns = self.now_ns()
-        for seq in seqs:
-            if seq in self.ack_state.redelivery_queue:
-                continue
-            count = self.ack_state.get_delivery_count(seq)
-            if 0 < self.config.max_deliver <= count:
-                self.on_max_deliver(seq, count)
-                continue
-            self.ack_state.enqueue(seq)
-            if wait_ns := self.get_ack_wait(count):
-                self.ack_state.set_deadline(seq, now_ns + wait_ns)
+            self.persist_soon()
 
     # Time
 
@@ -357,15 +337,6 @@ class Consumer:
         if not self.closed:
             self._timer.arm()
 
-    def redeliver_expired(self, now_ns: int) -> None:
-        """Redeliver messages that were not acknowledged in time."""
-        due = self.ack_state.ack_deadlines.pop_due(now_ns, self.ack_state.pending)
-        if due:
-            sometimes("not acknowledged in time")
-            self._redeliver(due)
-            self.mark_dirty()
-            self.schedule_delivery()
-
     def resume_if_due(self) -> None:
         """End the pause if its time has come."""
         if self.paused_until_ns and not self.is_paused():
@@ -375,10 +346,10 @@ class Consumer:
 
     # Persistence
 
-    def mark_dirty(self) -> None:
-        """Persist a change of the ack state later; no reply waits for it."""
+    def persist_soon(self) -> None:
+        """Persist the ack state within 100 ms; no reply waits for it."""
         if self.persistent:
-            self.jetstream.consumer_flusher.mark_dirty(self)
+            self._flusher.persist_soon(self)
         else:
             self.ack_state.discard_changes()
 
@@ -387,22 +358,17 @@ class Consumer:
         ack_state = self.ack_state
         if self.closed or not self.persistent or not ack_state.dirty:
             return
-        metadata = self.jetstream.store.metadata
-        if ack_state.needs_snapshot:
-            metadata.put(self._keys[1], ack_state.encode_snapshot(self.jetstream.timers.clock_offset_ns))
-            ack_state.discard_changes()
-        else:
-            metadata.merge(self._keys[1], ack_state.encode_delta(self.jetstream.timers.clock_offset_ns))
+        self._storage.put_ack_state(ack_state)
 
     # Advisories
 
     def send_advisory(self, make_event: Callable[..., events.EncodedEvent], *values: object) -> None:
         """Publish an advisory about this consumer."""
-        self.jetstream.advisories.publish(make_event, self.stream.name, self.name, *values)
+        self._advisories.publish(make_event, self.stream.name, self.name, *values)
 
     def send_group_advisory(
         self, make_event: Callable[..., events.EncodedEvent], group: str, value: str
     ) -> None:
         """Publish an advisory about a priority group of this consumer."""
-        jetstream = self.jetstream
-        jetstream.advisories.publish(make_event, jetstream.account, self.stream.name, self.name, group, value)
+        account = self.jetstream.account
+        self._advisories.publish(make_event, account, self.stream.name, self.name, group, value)

@@ -1,7 +1,7 @@
 """What the parts of a consumer may use of it, of its stream and of its account.
 
 Owns no behaviour. `Consumer`, `Stream` and `AccountJetStream` implement these protocols; parts name them instead, so that
-none of them depends on the modules that put all of them together.
+none of them depends on the modules that put all of them together. See ADR 18.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from headrace.storage import StreamLog
 from headrace.storage.log.filters import Filter
 
 
-class AckRegistry(Protocol):
+class AckDispatcherContext(Protocol):
     """Finds the consumer that an acknowledgement is for."""
 
-    consumers: dict[bytes, Any]
+    def register(self, key: bytes, consumer: Any) -> None:
+        """Send acknowledgements for this key to a consumer."""
+
+    def unregister(self, key: bytes) -> None:
+        """Ignore acknowledgements for this key."""
 
 
 class ConsumerJetStream(JetStreamContext, Protocol):
@@ -39,7 +43,7 @@ class ConsumerJetStream(JetStreamContext, Protocol):
     flow_bytes: int
 
     @property
-    def ack_dispatcher(self) -> AckRegistry:
+    def ack_dispatcher(self) -> AckDispatcherContext:
         """Return what finds the consumer of an acknowledgement."""
 
 
@@ -52,8 +56,8 @@ class ConsumerSetContext(Protocol):
     def mark_acked(self, seqs: list[int], *, recheck: bool = False) -> None:
         """Note messages that a consumer no longer needs."""
 
-    def mark_dirty(self, consumer: Any) -> None:
-        """Persist a consumer with the next commit."""
+    def persist_with_frame(self, consumer: Any) -> None:
+        """Persist a consumer's ack state with the open frame."""
 
     def track_pending(self, consumer: Any) -> None:
         """Note that a consumer has pending messages."""
@@ -68,7 +72,7 @@ class ConsumerSetContext(Protocol):
         """Apply changed filters."""
 
     def recheck_interest(self, subject_filter: Filter | None = None) -> None:
-        """Look again for messages that nobody needs."""
+        """Check again for messages that no consumer needs."""
 
     def remove_acked(self) -> None:
         """Remove messages that no consumer needs."""
@@ -119,9 +123,8 @@ class AckContext(Protocol):
 
 
 class LoopContext(Protocol):
-    """Delivers messages, seen from receivers and the timer."""
+    """Delivers messages, seen from receivers."""
 
-    rate_limiter: RateLimiter
     num_pending: int
 
 
@@ -130,6 +133,8 @@ class ConsumerContext(Protocol):
 
     config: ConsumerConfig
     ack_state: AckState
+    log: StreamLog
+    rate_limiter: RateLimiter
     router: SubjectRouter
     delivery_mode: DeliveryMode
     pending_counter: PendingCounter
@@ -147,6 +152,10 @@ class ConsumerContext(Protocol):
     @property
     def stream(self) -> ConsumerStream:
         """Return the stream."""
+
+    @property
+    def consumer_set(self) -> ConsumerSetContext:
+        """Return the consumers of the stream together."""
 
     @property
     def jetstream(self) -> ConsumerJetStream:
@@ -177,8 +186,8 @@ class ConsumerContext(Protocol):
     def arm_timer(self) -> None:
         """Set the timer to the earliest moment at which a part has something to do."""
 
-    def mark_dirty(self) -> None:
-        """Persist the ack state soon."""
+    def persist_soon(self) -> None:
+        """Persist the ack state within 100 ms; no reply waits for it."""
 
     def persist_state(self) -> None:
         """Put the ack state into the open frame."""
@@ -204,9 +213,6 @@ class ConsumerContext(Protocol):
     def reply_when_durable(self, reply: bytes) -> None:
         """Confirm an acknowledgement after the next commit."""
 
-    def redeliver_expired(self, now_ns: int) -> None:
-        """Redeliver messages whose ack wait is over."""
-
     def resume_if_due(self) -> None:
         """End a pause that is over."""
 
@@ -215,12 +221,6 @@ class ConsumerContext(Protocol):
 
     def on_acked(self, seqs: list[int], was_full: bool) -> None:
         """Update state after pending messages were acknowledged."""
-
-    def on_max_deliver(self, seq: int, deliveries: int) -> None:
-        """Stop delivering a message that was delivered as often as allowed."""
-
-    def on_pending_removed(self, seq: int) -> None:
-        """Update state after a pending message was removed from the stream."""
 
     def send_advisory(self, make_event: Callable[..., events.EncodedEvent], *values: object) -> None:
         """Publish an advisory about this consumer."""

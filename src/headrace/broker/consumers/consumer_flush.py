@@ -27,7 +27,7 @@ class ConsumerFlusher:
         self._group_commit = group_commit
         self._dirty: dict[Persistable, None] = {}
 
-    def mark_dirty(self, consumer: Persistable) -> None:
+    def persist_soon(self, consumer: Persistable) -> None:
         """Persist a consumer's ack state with the next flush."""
         if not self._dirty:
             self._timers.after(FLUSH_INTERVAL_NS, self.flush)

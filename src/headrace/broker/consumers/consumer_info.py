@@ -16,23 +16,25 @@ if TYPE_CHECKING:
 
 def make_consumer_info(consumer: ConsumerContext, *, in_list: bool = False) -> dict[str, Any]:
     """Return configuration and state; in a list, without the metadata that only this server adds."""
-    consumer.stream.retention.enforce()
+    stream, jetstream = consumer.stream, consumer.jetstream
+    stream.retention.enforce()
     if consumer.ack_state.dirty:
         consumer.persist_state()
-        consumer.jetstream.group_commit.schedule()
+        jetstream.group_commit.schedule()
     return responses.make_consumer_info_body(
-        consumer.stream.name,
+        stream.name,
         consumer.name,
         consumer.created_ns,
         responses.encode_public_config(consumer.config, "" if in_list else COMPATIBLE_VERSION),
         _make_state(consumer),
-        consumer.jetstream.now_ns(),
+        jetstream.now_ns(),
     )
 
 
 def _make_state(consumer: ConsumerContext) -> responses.ConsumerInfoState:
     ack_state, delivery_mode = consumer.ack_state, consumer.delivery_mode
-    clock_offset_ns = consumer.jetstream.timers.clock_offset_ns
+    timers = consumer.jetstream.timers
+    clock_offset_ns = timers.clock_offset_ns
 
     def date(moment_ns: int) -> int:
         """Convert to wall-clock time."""

@@ -32,6 +32,8 @@ CACHE_MAX = 16_384
 #: Up to this many waiting consumers with filters, it is cheaper to try each than to look at the new subjects.
 FEW_WAITING = 8
 VIEW_BYTES = 256 * 1024
+#: So many consumers of a deleted stream are stopped at a time, so that other clients do not wait long.
+CLOSED_AT_ONCE = 32
 
 
 class FilterIndex:
@@ -86,11 +88,14 @@ class ConsumerSet:
 
     __slots__ = (
         "_acked_seqs",
+        "_closed",
         "_dirty",
         "_filter_index",
         "_last_committed_seq",
+        "_log",
         "_needs_recheck",
         "_stream",
+        "_visible",
         "_waiting_filtered",
         "_waiting_unfiltered",
         "_with_pending",
@@ -100,6 +105,8 @@ class ConsumerSet:
 
     def __init__(self, stream: ConsumerStream) -> None:
         self._stream = stream
+        self._log = stream.log
+        self._visible = stream.consumers
         self.internal: dict[str, Consumer] = {}
         self.suppress_advisories = False
         self._filter_index = FilterIndex()
@@ -107,20 +114,21 @@ class ConsumerSet:
         self._waiting_unfiltered: dict[Consumer, None] = {}
         self._with_pending: dict[Consumer, None] = {}
         self._acked_seqs: list[int] = []
+        self._closed: list[Consumer] = []
         self._needs_recheck = False  # the consumer that marked them may still need some
         self._dirty: dict[Consumer, None] = {}
-        self._last_committed_seq = stream.log.committed_seq
+        self._last_committed_seq = self._log.committed_seq
 
     def __iter__(self) -> Iterator[Consumer]:
-        yield from self._stream.consumers.values()
+        yield from self._visible.values()
         yield from self.internal.values()
 
     def find(self, name: str) -> Consumer | None:
         """Find a consumer by name, including internal ones."""
-        return self._stream.consumers.get(name) or self.internal.get(name)
+        return self._visible.get(name) or self.internal.get(name)
 
     def add(self, consumer: Consumer) -> None:
-        by_name = self.internal if consumer.config.direct else self._stream.consumers
+        by_name = self.internal if consumer.config.direct else self._visible
         by_name[consumer.name] = consumer
         self.track_pending(consumer)
         self._filter_index.add(consumer)
@@ -140,32 +148,42 @@ class ConsumerSet:
 
     def delete(self, consumer: Consumer) -> None:
         """Delete a consumer, and in an interest stream the messages that only it needed."""
+        stream = self._stream
         consumer.send_advisory(events.make_consumer_action, "delete")
         consumer.close()
+        consumer.delete_stored()
         self._remove(consumer)
-        self._stream.mark_dirty()
-        if self._stream.config.retention == "interest":
+        self.rebuild_filters()
+        stream.mark_dirty()
+        if stream.config.retention == "interest":
             self.recheck_interest(consumer.filter)
 
-    def close(self) -> None:
-        """Delete all consumers together with the stream."""
-        for consumer in list(self):
+    def iter_close(self) -> Iterator[None]:
+        """Stop all consumers, some at a time: their stream is being deleted."""
+        self._closed = list(self)
+        for number, consumer in enumerate(self._closed, 1):
             consumer.send_advisory(events.make_consumer_action, "delete")
             consumer.close()
             self._remove(consumer)
+            if number % CLOSED_AT_ONCE == 0:
+                yield
+        self.rebuild_filters()
+
+    def delete_stored(self) -> None:
+        """Delete what is stored of the consumers that `iter_close` stopped, all in one frame."""
+        for consumer in self._closed:
+            consumer.delete_stored()
+        self._closed = []
 
     def recover(self) -> None:
         """Load the stored consumers; they open with the stream."""
-        stream = self._stream
-        for name, created_ns, config, deltas in load_consumers(
-            stream.jetstream.store.metadata, stream.log.ident
-        ):
+        stream, jetstream = self._stream, self._stream.jetstream
+        metadata, timers = jetstream.store.metadata, jetstream.timers
+        for name, created_ns, config, deltas in load_consumers(metadata, stream.log.ident):
             ack_state = AckState(1)
             for delta in deltas:
                 ack_state.apply_delta(delta)
-            ack_state.ack_deadlines.cap_runs(
-                stream.jetstream.timers.now_ns() + max(config.ack_wait, *config.backoff, 0)
-            )
+            ack_state.ack_deadlines.cap_runs(timers.now_ns() + max(config.ack_wait, *config.backoff, 0))
             self.add(Consumer(stream, name, config, created_ns, ack_state))
 
     def open(self) -> None:
@@ -175,12 +193,11 @@ class ConsumerSet:
             consumer.open()
 
     def _remove(self, consumer: Consumer) -> None:
-        self._stream.consumers.pop(consumer.name, None)
+        self._visible.pop(consumer.name, None)
         self.internal.pop(consumer.name, None)
         self.stop_waiting(consumer)
         self._dirty.pop(consumer, None)
         self._with_pending.pop(consumer, None)
-        self.rebuild_filters()
 
     def rebuild_filters(self) -> None:
         """Rebuild the index after a consumer was removed or changed its filters."""
@@ -203,7 +220,7 @@ class ConsumerSet:
 
     def on_committed(self) -> None:
         """Deliver messages that became durable to the consumers that wait for them."""
-        last = self._stream.log.committed_seq
+        last = self._log.committed_seq
         first, self._last_committed_seq = self._last_committed_seq + 1, last
         if first > last or not (self._waiting_filtered or self._waiting_unfiltered):
             return
@@ -225,7 +242,7 @@ class ConsumerSet:
         return list(found)
 
     def _find_new_subjects(self, first: int, last: int) -> set[bytes]:
-        log = self._stream.log
+        log = self._log
         found: set[bytes] = set()
         if last - first < FEW_WAITING:
             messages = (log.get(seq) for seq in range(first, last + 1))
@@ -246,7 +263,7 @@ class ConsumerSet:
 
     def recheck_interest(self, subject_filter: Filter | None = None) -> None:
         """Check again which messages are still needed, of those that match the filter of a consumer."""
-        log = self._stream.log
+        log = self._log
         if not any(True for _ in self):
             self._acked_seqs.clear()
             log.remove_below(log.last_seq + 1)
@@ -261,15 +278,14 @@ class ConsumerSet:
             self._acked_seqs.clear()
             to_remove = self._removable(seqs)
             if len(to_remove):
-                self._stream.log.remove_many(to_remove)
+                self._log.remove_many(to_remove)
 
     def _removable(self, seqs: Seqs) -> Seqs:
         consumers = list(self)
         recheck, self._needs_recheck = self._needs_recheck, False
         single_consumer = len(consumers) == 1
-        if self._stream.config.retention == "workqueue" and not any(
-            each.config.sourcing for each in consumers
-        ):
+        config = self._stream.config
+        if config.retention == "workqueue" and not any(each.config.sourcing for each in consumers):
             single_consumer = True
         if single_consumer and not recheck and not any(each.ack_state.delivery_counts for each in consumers):
             return seqs
@@ -282,7 +298,7 @@ class ConsumerSet:
         """Notify consumers of messages that left the stream, acknowledged or not."""
         for consumer in list(self._with_pending):
             if consumer.ack_state.pending or consumer.ack_state.delivery_counts:
-                consumer.on_messages_removed(seqs, suppress_advisories=self.suppress_advisories)
+                consumer.redelivery.on_messages_removed(seqs, suppress_advisories=self.suppress_advisories)
             else:
                 del self._with_pending[consumer]
 
@@ -297,7 +313,7 @@ class ConsumerSet:
 
     # Persistence
 
-    def mark_dirty(self, consumer: Consumer) -> None:
+    def persist_with_frame(self, consumer: Consumer) -> None:
         """Persist a consumer's ack state with the open frame."""
         self._dirty[consumer] = None
         self._stream.mark_dirty()

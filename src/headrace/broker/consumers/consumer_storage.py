@@ -8,6 +8,8 @@ from typing import TypeVar
 import msgspec
 
 from headrace import __version__
+from headrace.broker.consumers.ack_state import AckState
+from headrace.broker.timers import Timers
 from headrace.errors import UnknownFeature
 from headrace.jetstream_api.configs import ConsumerConfig
 from headrace.storage import MetadataStore
@@ -47,16 +49,39 @@ def decode_kept(value: bytes, kind: type[Settings], what: str) -> Settings:
         return msgspec.json.decode(value, type=kind)
     except msgspec.ValidationError as error:
         raise UnknownFeature(
-            f"the configuration of {what} has something that this version ({__version__}) does not know: {error}. "
-            "A newer version wrote it: upgrade to that one, or remove the setting there"
+            f"the configuration of {what} has a setting that this version ({__version__}) does not know: {error}. "
+            "A newer version wrote it: upgrade to that version, or use it to remove the setting"
         ) from None
 
 
-def make_keys(ident: int, name: str) -> tuple[bytes, bytes]:
-    """Return the metadata keys of a consumer's configuration and ack state."""
-    suffix = b"%d/%s" % (ident, name.encode())
-    return CONFIG_KEY + suffix, ACK_STATE_KEY + suffix
+class ConsumerStorage:
+    """The stored configuration and ack state of one consumer. Everything joins the open frame."""
 
+    __slots__ = ("_ack_state_key", "_config_key", "_metadata", "_name", "_timers")
 
-def encode_record(created_ns: int, config: ConsumerConfig, name: str) -> bytes:
-    return msgspec.json.encode(ConsumerRecord(created_ns, config, name))
+    def __init__(self, metadata: MetadataStore, timers: Timers, ident: int, name: str) -> None:
+        self._metadata = metadata
+        self._timers = timers
+        self._name = name
+        suffix = b"%d/%s" % (ident, name.encode())
+        self._config_key = CONFIG_KEY + suffix
+        self._ack_state_key = ACK_STATE_KEY + suffix
+
+    def put_config(self, created_ns: int, config: ConsumerConfig) -> None:
+        """Store the configuration."""
+        record = ConsumerRecord(created_ns, config, self._name)
+        self._metadata.put(self._config_key, msgspec.json.encode(record))
+
+    def put_ack_state(self, ack_state: AckState) -> None:
+        """Store what changed in the ack state, or all of it if a delta cannot say it."""
+        clock_offset_ns = self._timers.clock_offset_ns
+        if ack_state.needs_snapshot:
+            self._metadata.put(self._ack_state_key, ack_state.encode_snapshot(clock_offset_ns))
+            ack_state.discard_changes()
+        else:
+            self._metadata.merge(self._ack_state_key, ack_state.encode_delta(clock_offset_ns))
+
+    def delete(self) -> None:
+        """Delete both: the consumer is gone."""
+        self._metadata.delete(self._config_key)
+        self._metadata.delete(self._ack_state_key)

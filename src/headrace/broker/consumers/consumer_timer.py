@@ -14,7 +14,8 @@ from headrace.code_probes import sometimes
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer_context import ConsumerContext
-    from headrace.broker.timers import TimerHandle
+    from headrace.broker.consumers.redelivery import Redelivery
+    from headrace.broker.timers import TimerHandle, Timers
 
 _MILLISECOND = 1_000_000
 _DEFAULT_INACTIVE_NS = 5_000 * _MILLISECOND
@@ -23,10 +24,12 @@ _DEFAULT_INACTIVE_NS = 5_000 * _MILLISECOND
 class ConsumerTimer:
     """The timer of one consumer."""
 
-    __slots__ = ("_consumer", "_fires_at_ns", "_jitter_ns", "_timer")
+    __slots__ = ("_consumer", "_fires_at_ns", "_jitter_ns", "_redelivery", "_timer", "_timers")
 
-    def __init__(self, consumer: ConsumerContext) -> None:
+    def __init__(self, consumer: ConsumerContext, redelivery: Redelivery, timers: Timers) -> None:
         self._consumer = consumer
+        self._redelivery = redelivery
+        self._timers = timers
         self._timer: TimerHandle | None = None
         self._fires_at_ns = 0
         # nats-server adds some jitter, so that many consumers of one client do not disappear at the same moment.
@@ -39,7 +42,7 @@ class ConsumerTimer:
             return
         self.cancel()
         self._fires_at_ns = deadline
-        self._timer = self._consumer.jetstream.timers.at_monotonic(deadline, self._fire)
+        self._timer = self._timers.at_monotonic(deadline, self._fire)
 
     def cancel(self) -> None:
         if self._timer is not None:
@@ -48,14 +51,12 @@ class ConsumerTimer:
 
     def _next_deadline(self) -> int:
         consumer = self._consumer
-        rate_limiter = consumer.delivery_loop.rate_limiter
+        paused_until_ns = consumer.paused_until_ns
         deadlines = (
-            consumer.ack_state.ack_deadlines.next_deadline() if consumer.ack_state.pending else 0,
+            consumer.ack_state.next_deadline(),
             consumer.delivery_mode.next_timeout(),
-            consumer.paused_until_ns + consumer.jetstream.timers.clock_offset_ns
-            if consumer.paused_until_ns
-            else 0,
-            rate_limiter.next_send_ns if consumer.stop_reason is StopReason.RATE_LIMITED else 0,
+            paused_until_ns + self._timers.clock_offset_ns if paused_until_ns else 0,
+            consumer.rate_limiter.next_send_ns if consumer.stop_reason is StopReason.RATE_LIMITED else 0,
             self._inactive_deadline(),
         )
         return min((deadline for deadline in deadlines if deadline), default=0)
@@ -65,22 +66,15 @@ class ConsumerTimer:
         consumer = self._consumer
         now_ns = consumer.now_ns()
         consumer.resume_if_due()
-        consumer.redeliver_expired(now_ns)
+        self._redelivery.redeliver_expired(now_ns)
         consumer.delivery_mode.check_timeouts(now_ns, caught_up=False)
-        if (
-            consumer.stop_reason is StopReason.RATE_LIMITED
-            and consumer.delivery_loop.rate_limiter.next_send_ns <= now_ns
-        ):
+        if consumer.stop_reason is StopReason.RATE_LIMITED and consumer.rate_limiter.next_send_ns <= now_ns:
             consumer.stop_reason = StopReason.BUDGET_USED
             consumer.schedule_delivery()
         inactive_at_ns = self._inactive_deadline()
-        if (
-            inactive_at_ns
-            and inactive_at_ns <= now_ns
-            and not self._consumer.delivery_mode.renew_activity(now_ns)
-        ):
-            sometimes("a consumer is idle for too long")
-            consumer.stream.consumer_set.delete(consumer)
+        if inactive_at_ns and inactive_at_ns <= now_ns and not consumer.delivery_mode.renew_activity(now_ns):
+            sometimes("inactive consumer deleted")
+            consumer.consumer_set.delete(consumer)
         else:
             self.arm()
 
@@ -99,5 +93,6 @@ class ConsumerTimer:
         threshold_ns = self._inactive_threshold_ns()
         if not threshold_ns:
             return 0
-        idle_since_ns = self._consumer.delivery_mode.get_idle_since_ns()
+        delivery_mode = self._consumer.delivery_mode
+        idle_since_ns = delivery_mode.get_idle_since_ns()
         return idle_since_ns + threshold_ns if idle_since_ns else 0

@@ -49,7 +49,7 @@ class DeliveryMode(Protocol):
 
     @property
     def is_bound(self) -> bool:
-        """Return whether somebody subscribes to the deliver subject."""
+        """Return whether the deliver subject has a subscriber."""
 
     def open(self) -> None:
         """Start to receive what clients send to this mode."""
@@ -57,8 +57,8 @@ class DeliveryMode(Protocol):
     def close(self) -> None:
         """Stop: the consumer is being deleted. Requests that wait are ended."""
 
-    def reconfigure(self, old: ConsumerConfig) -> None:
-        """Apply the consumer's configuration, which was `old` before."""
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Apply a new configuration of the consumer."""
 
     def on_request(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Handle CONSUMER.MSG.NEXT."""
@@ -75,7 +75,7 @@ class DeliveryMode(Protocol):
     def send(
         self, size: int, subject: bytes, reply: bytes, header: bytes, payload: bytes, now_ns: int
     ) -> bool:
-        """Send one message; return False if nobody receives it."""
+        """Send one message; return False if it has no receiver."""
 
     def on_run_sent(self, count: int, size: int, now_ns: int) -> None:
         """Account for a run that was sent to `fanout_targets`."""
@@ -90,7 +90,7 @@ class DeliveryMode(Protocol):
         """Return when `check_timeouts` is due next; 0 if never."""
 
     def get_idle_since_ns(self) -> int:
-        """Return since when nobody uses the consumer; 0 if somebody does."""
+        """Return since when the consumer has been unused; 0 if it is in use."""
 
     def renew_activity(self, now_ns: int) -> bool:
         """Return whether the consumer is in use after all, although it has been idle for `inactive_threshold`."""

@@ -67,7 +67,7 @@ class PendingCounter:
         log, queue = self._log, self._ack_state.last_per_subject_queue
         if not log.num_deleted and int(queue[0]) >= log.first_seq:
             return len(queue)
-        return sum(log.find_next(None, seq) == seq for seq in queue.tolist())
+        return len(log.filter_live(queue))
 
     def _count_from(self, seq: int) -> int:
         log = self._log

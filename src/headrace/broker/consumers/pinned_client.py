@@ -44,7 +44,8 @@ class PinnedClient:
 
     def renew(self, now_ns: int) -> None:
         """Restart the timeout: the pinned client sent a request."""
-        self.expires_ns = now_ns + self._consumer.config.priority_timeout
+        config = self._consumer.config
+        self.expires_ns = now_ns + config.priority_timeout
 
     def clear(self) -> None:
         """Remove the pin without an advisory."""
@@ -54,7 +55,8 @@ class PinnedClient:
     def unpin(self, reason: str) -> None:
         """Remove the pin, so that the next request can get it, and publish an advisory with the reason."""
         self.clear()
-        group = next(iter(self._consumer.config.priority_groups), "")
+        config = self._consumer.config
+        group = next(iter(config.priority_groups), "")
         self._consumer.send_group_advisory(events.make_group_unpinned, group, reason)
 
     def expire_if_idle(self, now_ns: int) -> bool:

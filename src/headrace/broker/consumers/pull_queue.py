@@ -41,10 +41,13 @@ class PullQueue:
     flow_window = None
     internal_delivery = None
     is_bound = False
-    __slots__ = ("_consumer", "_full_hint", "pinned_client", "waiting")
+    __slots__ = ("_ack_state", "_config", "_consumer", "_full_hint", "_router", "pinned_client", "waiting")
 
     def __init__(self, consumer: ConsumerContext) -> None:
         self._consumer = consumer
+        self._config = consumer.config
+        self._router = consumer.router
+        self._ack_state = consumer.ack_state
         self.waiting: deque[PullRequest] = deque()
         self._full_hint = (-1, 0)  # number of subscriptions; until when no request is assumed to end
         self.pinned_client = PinnedClient(consumer)
@@ -56,8 +59,9 @@ class PullQueue:
     def open(self) -> None:
         """Do nothing: requests come to the consumer's own subject."""
 
-    def reconfigure(self, old: ConsumerConfig) -> None:
-        if self._consumer.config.priority_policy != "pinned_client":
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        self._config = config
+        if config.priority_policy != "pinned_client":
             self.pinned_client.clear()
 
     # Incoming requests
@@ -88,10 +92,10 @@ class PullQueue:
         if request.no_wait and (status := self._check_no_wait(request, now_ns)):
             self._send_status(reply, status)
             return
-        if len(self.waiting) >= consumer.config.max_waiting > 0:
+        if len(self.waiting) >= self._config.max_waiting > 0:
             self._drop_ended(now_ns)
-        if len(self.waiting) >= consumer.config.max_waiting > 0:
-            sometimes("too many requests wait")
+        if len(self.waiting) >= self._config.max_waiting > 0:
+            sometimes("max_waiting exceeded")
             if request.idle_heartbeat <= 0:
                 self._send_status(reply, status_headers.MAX_WAITING)
             return
@@ -104,7 +108,7 @@ class PullQueue:
         Not repeated shortly after a check that found none, while the number of subscriptions is the same: a client that
         floods a full queue must not cause a scan for each request.
         """
-        subscriptions = self._consumer.router.subscriptions
+        subscriptions = self._router.subscriptions
         if subscriptions == self._full_hint[0] and now_ns < self._full_hint[1]:
             return
         before = len(self.waiting)
@@ -116,7 +120,7 @@ class PullQueue:
             )
 
     def _check_limits(self, request: NextRequest) -> bytes:
-        config = self._consumer.config
+        config = self._config
         if 0 < config.max_batch < request.batch:
             return status_headers.encode_limit_exceeded(f"MaxRequestBatch of {config.max_batch}")
         if 0 < config.max_expires < request.expires:
@@ -128,7 +132,7 @@ class PullQueue:
         return b""
 
     def _check_priority(self, request: NextRequest, now_ns: int) -> bytes:
-        config, policy = self._consumer.config, self._consumer.config.priority_policy
+        config, policy = self._config, self._config.priority_policy
         if not request.structured:
             return b""
         if (request.min_pending or request.min_ack_pending) and policy != "overflow":
@@ -151,18 +155,18 @@ class PullQueue:
 
     def _check_no_wait(self, request: NextRequest, now_ns: int) -> bytes:
         """Return the status for a no-wait request if there is nothing for it, else b""."""
-        available = self._consumer.num_pending() + len(self._consumer.ack_state.redelivery_queue)
+        available = self._consumer.num_pending() + len(self._ack_state.redelivery_queue)
         if not available:
             return b"" if request.expires else status_headers.NO_MESSAGES
         self.check_timeouts(now_ns, caught_up=False)
         if available < sum(pull.messages_left for pull in self.waiting):
-            sometimes("others wait already")
+            sometimes("no-wait pull finds requests pending")
             return status_headers.REQUESTS_PENDING
         return b""
 
     def _insert(self, pull: PullRequest) -> None:
         waiting = self.waiting
-        if self._consumer.config.priority_policy != "prioritized":
+        if self._config.priority_policy != "prioritized":
             waiting.append(pull)
             return
         priority, index = pull.request.priority, len(waiting)
@@ -174,27 +178,23 @@ class PullQueue:
 
     def has_demand(self) -> bool:
         waiting = self.waiting
-        round_robin = self._consumer.config.priority_policy == "none"
+        round_robin = self._config.priority_policy == "none"
         for _ in range(len(waiting) if round_robin else min(len(waiting), 1)):
             peer = first_congested_target(self._find_subscribers(waiting[0]))
             if peer is None:
                 return True
-            sometimes("the one who asked does not read")
+            sometimes("pull client congested")
             peer.on_writable(self._consumer.schedule_delivery)
             if round_robin:
                 waiting.rotate(-1)
         return False
 
     def _find_subscribers(self, pull: PullRequest) -> list[Any]:
-        return (
-            self._consumer.router.get_route(pull.reply).subscribers
-            if subjects.is_well_formed(pull.reply)
-            else []
-        )
+        return self._router.get_route(pull.reply).subscribers if subjects.is_well_formed(pull.reply) else []
 
     def fanout_targets(self) -> FanoutTargets | None:
         """Return the receivers, in turn, for a run of messages; None if each message needs a decision."""
-        waiting, config = self.waiting, self._consumer.config
+        waiting, config = self.waiting, self._config
         if config.priority_policy != "none" or config.headers_only:
             return None
         bytes_max = -1
@@ -204,9 +204,7 @@ class PullQueue:
             return None
         targets = []
         for pull in waiting:
-            route = (
-                self._consumer.router.get_route(pull.reply) if subjects.is_well_formed(pull.reply) else None
-            )
+            route = self._router.get_route(pull.reply) if subjects.is_well_formed(pull.reply) else None
             target = direct_targets(route) if route is not None else None
             if target is None or first_congested_target(target) is not None:
                 return None
@@ -250,10 +248,9 @@ class PullQueue:
         pull = self.next_for(size, now_ns)
         if pull is None:
             return False
-        if self._consumer.config.priority_policy == "pinned_client":
+        if self._config.priority_policy == "pinned_client":
             header = headers.append(header, [(b"Nats-Pin-Id", self.pinned_client.pin_id)])
-        router = self._consumer.router
-        router.deliver(pull.reply, subject, reply, header, payload)
+        self._router.deliver(pull.reply, subject, reply, header, payload)
         if pull.heartbeat_ns:
             pull.next_heartbeat_ns = now_ns + pull.heartbeat_ns
         if pull.messages_left <= 0 < pull.bytes_left:
@@ -279,17 +276,17 @@ class PullQueue:
                     and not pull.request.id
                 ):
                     self.pinned_client.clear()
-                sometimes("a message larger than was asked for")
+                sometimes("message exceeds max_bytes of a pull")
                 self._end_first(pull.make_end_status(status_headers.TOO_LARGE))
             elif not self._has_interest(pull):
-                sometimes("nobody is there for a message")
+                sometimes("pull without interest dropped")
                 waiting.popleft()
             else:
                 return self._assign(pull, size)
         return None
 
     def _may_receive(self, pull: PullRequest, now_ns: int) -> bool:
-        policy = self._consumer.config.priority_policy
+        policy = self._config.priority_policy
         if policy == "pinned_client":
             if not self.pinned_client.pin_id and not pull.pin_id and pull.structured:
                 pull.pin_id = self.pinned_client.assign(pull.request.group, now_ns)
@@ -297,15 +294,15 @@ class PullQueue:
         if policy == "overflow":
             min_pending, min_ack_pending = pull.request.min_pending, pull.request.min_ack_pending
             if min_pending > 0 or min_ack_pending > 0:
-                consumer = self._consumer
-                return (0 < min_pending <= consumer.delivery_loop.num_pending) or (
-                    0 < min_ack_pending <= len(consumer.ack_state.pending)
+                loop = self._consumer.delivery_loop
+                return (0 < min_pending <= loop.num_pending) or (
+                    0 < min_ack_pending <= len(self._ack_state.pending)
                 )
         return True
 
     def _skip(self, pull: PullRequest) -> int:
         """Move a request to the end of the queue, or end it if its pin is no longer valid."""
-        if pull.pin_id and self._consumer.config.priority_policy == "pinned_client":
+        if pull.pin_id and self._config.priority_policy == "pinned_client":
             self._end_first(pull.make_end_status(status_headers.WRONG_PIN))
             return 0
         self.waiting.rotate(-1)
@@ -324,7 +321,7 @@ class PullQueue:
         return pull
 
     def _has_interest(self, pull: PullRequest) -> bool:
-        return self._consumer.router.has_interest(pull.reply)
+        return self._router.has_interest(pull.reply)
 
     # Timeouts
 
@@ -333,7 +330,7 @@ class PullQueue:
         for pull in list(self.waiting):
             status = b""
             if pull.expires_ns and now_ns >= pull.expires_ns:
-                sometimes("a request expires")
+                sometimes("pull expired")
                 status = pull.make_end_status(status_headers.TIMEOUT)
             elif caught_up and pull.no_wait and (not pull.expires_ns or pull.delivered):
                 status = status_headers.NO_MESSAGES
@@ -367,7 +364,7 @@ class PullQueue:
     def renew_activity(self, now_ns: int) -> bool:
         """Return whether requests wait, or the ack wait of a message still runs; the consumer was active until then."""
         consumer = self._consumer
-        last_ns = consumer.ack_state.ack_deadlines.last_deadline() if consumer.ack_state.pending else 0
+        last_ns = self._ack_state.last_deadline()
         if self.waiting or last_ns > now_ns:
             consumer.last_active_ns = max(now_ns, last_ns)
             return True
@@ -383,4 +380,4 @@ class PullQueue:
         self._send_status(self.waiting.popleft().reply, status)
 
     def _send_status(self, reply: bytes, status: bytes) -> None:
-        self._consumer.router.publish(reply, b"", status, b"")
+        self._router.publish(reply, b"", status, b"")

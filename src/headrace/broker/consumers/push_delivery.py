@@ -43,6 +43,8 @@ class PushDelivery:
     pinned_client = None
     waiting_count = 0
     __slots__ = (
+        "_ack_state",
+        "_config",
         "_consumer",
         "_group",
         "_group_route",
@@ -50,6 +52,7 @@ class PushDelivery:
         "_last_heartbeat_ns",
         "_leaf_targets",
         "_reply_acked_nothing",
+        "_router",
         "_subject",
         "_targets",
         "active",
@@ -59,6 +62,8 @@ class PushDelivery:
 
     def __init__(self, consumer: ConsumerContext) -> None:
         self._consumer = consumer
+        self._router = consumer.router
+        self._ack_state = consumer.ack_state
         self.active = False
         self.inactive_since_ns = 0  # since when there is no interest
         self._last_heartbeat_ns = 0
@@ -70,30 +75,30 @@ class PushDelivery:
         )
         self._group_route: Route | None = None
         self.flow_window = FlowWindow(consumer.jetstream.flow_bytes) if consumer.config.flow_control else None
-        self.configure()
+        self._configure(consumer.config)
 
-    def configure(self) -> None:
-        config = self._consumer.config
+    def _configure(self, config: ConsumerConfig) -> None:
+        self._config = config
         self._subject = config.deliver_subject.encode()
         self._group = config.deliver_group.encode()
 
-    def reconfigure(self, old: ConsumerConfig) -> None:
-        config = self._consumer.config
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        old, self._config = self._config, config
         if (old.deliver_subject, old.deliver_group) != (config.deliver_subject, config.deliver_group):
             self._unwatch_interest()
-            self.configure()
+            self._configure(config)
             self._watch_interest()
 
     def open(self) -> None:
         """Watch interest in the deliver subject and receive flow-control replies."""
         self._watch_interest()
         for subject in self._consumer.flow_subjects:
-            self._consumer.router.subscribe_internal(subject, self)
+            self._router.subscribe_internal(subject, self)
 
     def close(self) -> None:
         self._unwatch_interest()
         for subject in self._consumer.flow_subjects:
-            self._consumer.router.unsubscribe_internal(subject, self)
+            self._router.unsubscribe_internal(subject, self)
 
     # Requests, which a push consumer refuses
 
@@ -102,7 +107,7 @@ class PushDelivery:
             self.enqueue(reply, payload)
 
     def enqueue(self, reply: bytes, body: bytes) -> None:
-        self._consumer.router.publish(reply, b"", status_headers.PUSH_BASED, b"")
+        self._router.publish(reply, b"", status_headers.PUSH_BASED, b"")
 
     # Interest
 
@@ -119,12 +124,12 @@ class PushDelivery:
 
     def _watch_interest(self) -> None:
         """Watch interest in the deliver subject."""
-        self._consumer.router.watch_subject(self._subject, self._on_interest_change)
+        self._router.watch_subject(self._subject, self._on_interest_change)
         self.inactive_since_ns = self._last_heartbeat_ns = self._consumer.now_ns()
         self._refresh_targets()
 
     def _unwatch_interest(self) -> None:
-        self._consumer.router.unwatch_subject(self._subject, self._on_interest_change)
+        self._router.unwatch_subject(self._subject, self._on_interest_change)
 
     def _on_interest_change(self, subject: bytes) -> None:
         was_active = self.active
@@ -136,8 +141,10 @@ class PushDelivery:
             self._consumer.arm_timer()
 
     def _refresh_targets(self) -> None:
-        route = self._consumer.router.get_route(self._subject)
-        self._leaf_targets = [sink for sink in route.internal_subscribers if isinstance(sink, LeafnodeFanout)]
+        route = self._router.get_route(self._subject)
+        self._leaf_targets = [
+            subscriber for subscriber in route.internal_subscribers if isinstance(subscriber, LeafnodeFanout)
+        ]
         if self._group:
             members = [sub for group in route.queue_groups if group[0].queue == self._group for sub in group]
             remote_members = [
@@ -157,14 +164,16 @@ class PushDelivery:
             )
             return
         exact = any(sub.pattern == self._subject for sub in route.subscribers)
-        self.active = exact or any(getattr(sink, "exact", True) for sink in route.internal_subscribers)
-        only_sink = (
+        self.active = exact or any(
+            getattr(subscriber, "exact", True) for subscriber in route.internal_subscribers
+        )
+        only_subscriber = (
             route.internal_subscribers[0]
             if len(route.internal_subscribers) == 1 and not (route.subscribers or route.queue_groups)
             else None
         )
-        takes_runs = hasattr(only_sink, "take_run") and not self._consumer.config.headers_only
-        self._internal_target = only_sink if takes_runs else None
+        takes_runs = hasattr(only_subscriber, "take_run") and not self._config.headers_only
+        self._internal_target = only_subscriber if takes_runs else None
         target = direct_targets(route)
         self._targets = None if target is None else [target]
 
@@ -176,7 +185,7 @@ class PushDelivery:
         for target in self._targets or ():
             peer = first_congested_target(target)
             if peer is not None:
-                sometimes("the one who listens does not read")
+                sometimes("push client congested")
                 peer.on_writable(self._consumer.schedule_delivery)
                 return False
         for leaf_target in self._leaf_targets:
@@ -188,7 +197,7 @@ class PushDelivery:
 
     def fanout_targets(self) -> FanoutTargets | None:
         """Return the receivers for a run of messages; None if each message needs a decision."""
-        config = self._consumer.config
+        config = self._config
         if self._targets is None or config.headers_only:
             return None
         if self._group and len(self._targets) > 1:
@@ -207,7 +216,7 @@ class PushDelivery:
         """Deliver a run of records to the internal target; return how many it took and their size."""
         consumer = self._consumer
         bytes_max = -1 if self.flow_window is None else self.flow_window.get_bytes_available()
-        consumer_seq = consumer.ack_state.consumer_seq + 1
+        consumer_seq = self._ack_state.consumer_seq + 1
         run: tuple[int, int] = self._internal_target.take_run(
             consumer.first_ack_prefix, view, seqs, at, limit, consumer_seq, num_pending, bytes_max
         )
@@ -223,8 +232,8 @@ class PushDelivery:
     def send(
         self, size: int, subject: bytes, reply: bytes, header: bytes, payload: bytes, now_ns: int
     ) -> bool:
-        """Send one message; return False if nobody receives it."""
-        router = self._consumer.router
+        """Send one message; return False if it has no receiver."""
+        router = self._router
         route = self._group_route if self._group_route is not None else router.get_route(self._subject)
         if not router.table.deliver(route, subject, reply, header, payload):
             return False
@@ -240,11 +249,11 @@ class PushDelivery:
         token = bytes(_ALPHABET[b % 62] for b in secrets.token_bytes(4))
         subject = b"$JS.FC.%s.%s." % (consumer.stream.name_bytes, consumer.name_bytes) + token
         self.flow_window.on_request_sent(subject)
-        consumer.router.publish(self._subject, subject, status_headers.FLOW_REQUEST, b"")
+        self._router.publish(self._subject, subject, status_headers.FLOW_REQUEST, b"")
 
     def after_delivery(self) -> None:
         """Send a request at once if max_ack_pending is reached and acks come by flow control."""
-        config, flow_window = self._consumer.config, self.flow_window
+        config, flow_window = self._config, self.flow_window
         if (
             config.ack_policy != "flow_control"
             or flow_window is None
@@ -252,7 +261,7 @@ class PushDelivery:
             or self._reply_acked_nothing
         ):
             return
-        if 0 < config.max_ack_pending <= len(self._consumer.ack_state.pending):
+        if 0 < config.max_ack_pending <= len(self._ack_state.pending):
             self._request_flow_control()
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
@@ -260,17 +269,17 @@ class PushDelivery:
         if self.flow_window is None or not self.flow_window.on_reply(subject):
             return
         consumer = self._consumer
-        floor = consumer.ack_state.get_ack_floor()
-        if consumer.config.ack_policy == "flow_control" and header:
+        floor = self._ack_state.get_ack_floor()
+        if self._config.ack_policy == "flow_control" and header:
             stream_seq = _parse_number(headers.get(header, _LAST_STREAM))
             consumer_seq = _parse_number(headers.get(header, _LAST_CONSUMER))
-            if stream_seq and consumer_seq > consumer.ack_state.get_ack_floor()[0]:
+            if stream_seq and consumer_seq > self._ack_state.get_ack_floor()[0]:
                 # A reply with sequences that were never delivered must not move the floor beyond them.
-                stream_seq = min(stream_seq, consumer.ack_state.stream_seq)
-                consumer_seq = min(consumer_seq, consumer.ack_state.consumer_seq)
+                stream_seq = min(stream_seq, self._ack_state.stream_seq)
+                consumer_seq = min(consumer_seq, self._ack_state.consumer_seq)
                 consumer.ack_handler.ack_all(stream_seq, consumer_seq)
         # Another request now would only get the same reply; the next heartbeat sends one.
-        self._reply_acked_nothing = consumer.ack_state.get_ack_floor() == floor
+        self._reply_acked_nothing = self._ack_state.get_ack_floor() == floor
         consumer.schedule_delivery()
 
     # Timeouts
@@ -281,17 +290,17 @@ class PushDelivery:
         if not next_ns or now_ns < next_ns:
             return
         self._last_heartbeat_ns = now_ns
-        consumer.router.publish(self._subject, b"", consumer.make_heartbeat(), b"")
+        self._router.publish(self._subject, b"", consumer.make_heartbeat(), b"")
         flow_window = self.flow_window
-        if flow_window is None or flow_window.pending_request or consumer.config.ack_policy != "flow_control":
+        if flow_window is None or flow_window.pending_request or self._config.ack_policy != "flow_control":
             return
-        if consumer.ack_state.pending:
+        if self._ack_state.pending:
             # Messages of an idle stream are acknowledged through heartbeats: seed 2, "AckFlowControl".
             self._request_flow_control()
 
     def next_timeout(self) -> int:
         """Return when the next heartbeat is due; 0 if never."""
-        interval_ns = self._consumer.config.idle_heartbeat
+        interval_ns = self._config.idle_heartbeat
         return self._last_heartbeat_ns + interval_ns if interval_ns and self.active else 0
 
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def reset(consumer: ConsumerContext, seq: int | None) -> int:
     """Reset to a sequence, or without one to the ack floor; return the new start sequence."""
     ack_state = consumer.ack_state
-    consumer.stream.consumer_set.remove_acked()  # acks from before the reset keep their effect
+    consumer.consumer_set.remove_acked()  # acks from before the reset keep their effect
     remaining: Seqs = NO_SEQS
     resume_seq = ack_state.resume_seq
     if seq is None:
-        sometimes("reset to what is acknowledged")
+        sometimes("consumer reset to its ack floor")
         target = ack_state.compute_ack_floor()[1] + 1
         remaining = _find_remaining(consumer, target)
     else:
@@ -51,7 +51,7 @@ def _check_target(consumer: ConsumerContext, seq: int) -> None:
         if seq < config.opt_start_seq:
             raise _make_error("below start seq")
     elif config.deliver_policy == "by_start_time" and config.opt_start_time is not None:
-        log = consumer.stream.log
+        log = consumer.log
         following = log.find_next(None, seq)
         if following and log.get_time_ns(following) < times.parse_time_ns(config.opt_start_time):
             raise _make_error("below start time")
@@ -85,6 +85,6 @@ def _apply_reset(consumer: ConsumerContext) -> None:
         consumer.persist_state()
         stream.mark_dirty()
     if stream.config.retention == "interest":
-        stream.consumer_set.recheck_interest(consumer.filter)
-    stream.consumer_set.stop_waiting(consumer)
+        consumer.consumer_set.recheck_interest(consumer.filter)
+    consumer.consumer_set.stop_waiting(consumer)
     consumer.schedule_delivery()

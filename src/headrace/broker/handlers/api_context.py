@@ -6,7 +6,7 @@ the module that puts all of them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from headrace.broker.account_context import StreamJetStream
@@ -48,19 +48,16 @@ class ApiContext(StreamJetStream, Protocol):
     def create_stream(self, config: StreamConfig) -> Stream:
         """Create a stream from a validated configuration."""
 
-    def update_stream(self, stream: Stream, config: StreamConfig) -> None:
-        """Apply a validated configuration."""
+    def iter_update_stream(self, stream: Stream, config: StreamConfig) -> Iterator[None]:
+        """Apply a validated configuration, in slices."""
 
-    def delete_stream(self, stream: Stream) -> None:
-        """Delete a stream with its consumers and messages."""
+    def iter_delete_stream(self, stream: Stream) -> Iterator[None]:
+        """Delete a stream with its consumers and messages, in slices."""
 
     def register_stream(
         self, config: StreamConfig, log: StreamLog, restore_state: Callable[[Stream], None] | None = None
     ) -> Stream:
         """Add a stream whose log exists already."""
-
-    def config_key(self, ident: int) -> bytes:
-        """Return the key under which a stream's configuration is stored."""
 
     def usage_excluding(self, name: str) -> Usage:
         """Return the usage of the account's streams, except for the one with this name."""

@@ -1,13 +1,19 @@
 """Dispatches JetStream API requests (`$JS.API.>`) to their handlers; sends responses, errors and audit advisories.
 
 A handler takes an `ApiRequest` and returns its encoded response, or raises a RequestError. The response waits for
-everything accepted so far, so it never refers to something that a crash could undo.
+everything accepted so far, so it never refers to something that a crash could undo. See ADR 6.
+
+A request whose work grows with the data is handled in steps: its handler is a generator that yields between them and
+returns the response. One step runs per turn of the event loop. Requests that change something wait for it, in order, so
+that what a handler has checked stays true; requests that only read do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import RequestError, StoreError
@@ -20,6 +26,11 @@ if TYPE_CHECKING:
     from headrace.broker.routing.router import SubjectRouter
 
 PREFIX = b"$JS.API."
+#: So many streams or consumers are described in one step of a list.
+INFOS_PER_STEP = 16
+#: So many requests may wait for one in progress, as in nats-server; more are rejected.
+WAITING_MAX = 10_000
+WAITING_BYTES_MAX = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -34,7 +45,9 @@ class ApiRequest:
     session: Any = None  # of the client; None for the server itself
 
 
-ApiHandler = Callable[["ApiContext", ApiRequest], bytes]
+#: What a handler that works in steps returns; its value is the encoded response.
+ApiSteps = Generator[None, None, bytes]
+ApiHandler = Callable[["ApiContext", ApiRequest], "bytes | ApiSteps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +61,33 @@ class ApiEndpoint:
     audit: Literal["always", "errors", "never"] = "always"
     private: bool = False  # not counted, and ignored without a reply subject
     checks_api_level: bool = True  # checks first whether the client needs a higher API level
+    reads: bool = False  # changes nothing, so it does not wait for a request in progress
+
+
+class RequestInProgress:
+    """A request whose response is not known yet."""
+
+    __slots__ = ("endpoint", "request", "steps", "subject")
+
+    def __init__(self, endpoint: ApiEndpoint, subject: bytes, request: ApiRequest) -> None:
+        self.endpoint = endpoint
+        self.subject = subject
+        self.request = request
+        self.steps: ApiSteps | None = None
 
 
 class ApiDispatcher:
     """Handles every API request of the account."""
 
-    __slots__ = ("_endpoints", "_jetstream")
+    __slots__ = ("_endpoints", "_in_progress", "_jetstream", "_stopped", "_waiting", "_waiting_bytes")
 
     def __init__(self, jetstream: ApiContext, endpoints: dict[tuple[str, ...], ApiEndpoint]) -> None:
         self._jetstream = jetstream
         self._endpoints = endpoints
+        self._in_progress: RequestInProgress | None = None
+        self._stopped = False
+        self._waiting: deque[RequestInProgress] = deque()
+        self._waiting_bytes = 0
 
     def subscriptions(self) -> list[bytes]:
         """Return the patterns to subscribe to."""
@@ -69,28 +99,88 @@ class ApiDispatcher:
         endpoint, names = match_endpoint(self._endpoints, tokens)
         if endpoint is None or (endpoint.private and not reply):
             return
-        jetstream = self._jetstream
         request = ApiRequest(names, header, payload, reply, session=session)
-        failed = False
+        received = RequestInProgress(endpoint, subject, request)
+        if self._in_progress is None or endpoint.reads:
+            self._start(received)
+        elif len(self._waiting) >= WAITING_MAX or self._waiting_bytes + len(payload) > WAITING_BYTES_MAX:
+            self._fail(received, ApiError.INSUFFICIENT_RESOURCES())
+        else:
+            self._waiting.append(received)
+            self._waiting_bytes += len(payload)
+
+    def stop(self) -> None:
+        """Drop requests in progress: the server stops, and their clients get no response."""
+        self._stopped = True
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _start(self, received: RequestInProgress) -> None:
+        jetstream, endpoint, request = self._jetstream, received.endpoint, received.request
         try:
             if jetstream.store.poisoned is not None:
                 raise jetstream.store.poisoned
-            if header and endpoint.checks_api_level and requires_newer_api(header):
+            if request.header and endpoint.checks_api_level and requires_newer_api(request.header):
                 raise ApiError.REQUIRED_API_LEVEL()
-            response = endpoint.handler(jetstream, request)
+            result = endpoint.handler(jetstream, request)
         except (RequestError, StoreError) as failure:
-            failed = True
-            jetstream.api_errors += not endpoint.private
-            request.response_header = b""
-            error = failure if isinstance(failure, RequestError) else jetstream.to_api_error(failure)
-            response = responses.encode_error_response(endpoint.response_type, error)
+            self._fail(received, failure)
+            return
+        if isinstance(result, bytes):
+            self._respond(received, result)
+        else:
+            received.steps = result
+            self._step(received)
+
+    def _step(self, received: RequestInProgress) -> None:
+        """Run one step of a request; the next one follows after others had their turn."""
+        assert received.steps is not None
+        store = self._jetstream.store
+        if self._stopped:
+            return
+        try:
+            if store.poisoned is not None:
+                raise store.poisoned
+            next(received.steps)
+        except StopIteration as finished:
+            self._respond(received, finished.value)
+        except (RequestError, StoreError) as failure:
+            self._fail(received, failure)
+        else:
+            if not received.endpoint.reads:
+                self._in_progress = received
+            self._jetstream.call_soon(partial(self._step, received))
+            return
+        if self._in_progress is received:
+            self._in_progress = None
+            self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._in_progress is None:
+            received = self._waiting.popleft()
+            self._waiting_bytes -= len(received.request.body)
+            self._start(received)
+
+    def _fail(self, received: RequestInProgress, failure: RequestError | StoreError) -> None:
+        jetstream, request = self._jetstream, received.request
+        jetstream.api_errors += not received.endpoint.private
+        request.response_header = b""
+        error = failure if isinstance(failure, RequestError) else jetstream.to_api_error(failure)
+        self._respond(
+            received, responses.encode_error_response(received.endpoint.response_type, error), failed=True
+        )
+
+    def _respond(self, received: RequestInProgress, response: bytes, *, failed: bool = False) -> None:
+        jetstream, endpoint, request = self._jetstream, received.endpoint, received.request
         jetstream.api_total += not endpoint.private  # a response does not count its own request
         if jetstream.store.dirty:
             jetstream.group_commit.schedule()  # changes made before a failure have to become durable, too
-        if reply:
-            jetstream.group_commit.publish_when_all_durable(reply, b"", request.response_header, response)
+        if request.reply:
+            jetstream.group_commit.publish_when_all_durable(
+                request.reply, b"", request.response_header, response
+            )
         if endpoint.audit == "always" or (failed and endpoint.audit == "errors"):
-            jetstream.advisories.audit(session, subject, payload, response)
+            jetstream.advisories.audit(request.session, received.subject, request.body, response)
 
 
 class DisabledApi:

@@ -1,49 +1,40 @@
 """Backups: sends a stream to a subject in chunks, each acknowledged, in nats-server's format.
 
-A backup contains the messages that the stream still has when they are read, up to the last sequence at the start;
-messages removed meanwhile are not in it. A few are read at a time, so that a backup does not block others; the
-receiver's acks control how much is in flight. A receiver that stops answering, or disconnects, ends the backup.
+Owns the exchange with the receiver; the contents come from `BackupReader`, a few messages at a time, so that a backup
+does not block others. The receiver's acks control how much is in flight. A receiver that stops answering, or
+disconnects, ends the backup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from headrace._native.parser_pure import RESERVED_REPLY_PREFIXES
 from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
+from headrace.broker.handlers.backup_reader import BackupReader
 from headrace.broker.streams.stream_info import make_stream_state
 from headrace.errors import CorruptData
 from headrace.jetstream_api import advisories as events
 from headrace.jetstream_api import responses
 from headrace.jetstream_api.advisories import ClientInfo
-from headrace.jetstream_api.configs import encode_config
 from headrace.jetstream_api.decode import decode, is_empty
 from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.requests import SnapshotRequest
 from headrace.protocol import headers, subjects
-from headrace.protocol.backup_archive import ArchiveWriter, BackupEntry, encode_entry, encode_record_entries
 from headrace.protocol.nuid import nuid
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
     from headrace.broker.handlers.api_context import ApiContext
     from headrace.broker.stream import Stream
     from headrace.broker.timers import TimerHandle
 
-STATE_ENTRY = b"state.json"
-CONSUMERS_PREFIX = b"consumers/"
 _CHUNK_DEFAULT, _CHUNK_MIN, _CHUNK_MAX = 128 * 1024, 1024, 1024 * 1024
 _WINDOW_DEFAULT, _WINDOW_MAX = 8 * 1024 * 1024, 32 * 1024 * 1024
 _ACK_TIMEOUT_NS = 5_000_000_000
 _INTEREST_GRACE_NS = 2_000_000_000
 _CHECK_INTERVAL_NS = 100_000_000
-#: Runs of records per turn, their size, and how far to look ahead for them.
+#: Runs of records per turn.
 _RUNS_PER_SLICE = 8
-_VIEW_BYTES = 64 * 1024
-_SCAN_AHEAD = 4096
 #: The maximum number of concurrent backups in an account.
 CONCURRENT_MAX = 64
 
@@ -58,7 +49,7 @@ def start_backup(jetstream: ApiContext, request: ApiRequest) -> bytes:
     if not subjects.is_valid_publish(deliver) or deliver.startswith(RESERVED_REPLY_PREFIXES):
         raise ApiError.SNAPSHOT_DELIVER_SUBJECT_INVALID()
     if len(jetstream.backups) >= CONCURRENT_MAX:
-        raise ApiError.STREAM_SNAPSHOT(err="too many snapshots at once")
+        raise ApiError.STREAM_SNAPSHOT(err="too many snapshots in progress")
     backup = BackupSender(stream, wanted, jetstream.advisories.client_info(request.session))
     jetstream.backups.add(backup)
     jetstream.call_soon(backup.start)
@@ -74,93 +65,94 @@ class BackupSender:
     """One backup in progress."""
 
     def __init__(self, stream: Stream, wanted: SnapshotRequest, client: ClientInfo) -> None:
+        jetstream = stream.jetstream
         self._stream = stream
-        self._jetstream = jetstream = stream.jetstream
+        self._backups = jetstream.backups
+        self._router = jetstream.router
+        self._timers = jetstream.timers
+        self._group_commit = jetstream.group_commit
+        self._advisories = jetstream.advisories
+        self._call_soon = jetstream.call_soon
+        self._clock_ns = jetstream.clock_ns
         self._client = client
         self._deliver_subject = wanted.deliver_subject.encode()
         self._chunk_bytes = min(max(wanted.chunk_size or _CHUNK_DEFAULT, _CHUNK_MIN), _CHUNK_MAX)
         window = min(max(wanted.window_size or _WINDOW_DEFAULT, _CHUNK_MIN), _WINDOW_MAX)
         self._slots = self._slots_max = max(window // self._chunk_bytes, 1)
         self.state = make_stream_state(stream)
-        self._consumers = [] if wanted.no_consumers else list(stream.consumers.values())
-        self._last_seq = stream.log.last_seq
-        self._archive: ArchiveWriter | None = ArchiveWriter()
-        self._entries = self._iter_entries()
+        consumers = [] if wanted.no_consumers else list(stream.consumers.values())
+        self._reader = BackupReader(stream.log, self.state, consumers, jetstream.clock_ns)
         self._buffer = bytearray()
         self._sent = 0
         self._start_ns = jetstream.clock_ns()
-        self._last_ack_ns = self._started_ns = jetstream.timers.now_ns()
+        self._last_ack_ns = self._started_ns = self._timers.now_ns()
         self._ack_subject = f"$JS.SNAPSHOT.ACK.{stream.name}.{nuid()}".encode()
-        self._timer: TimerHandle | None = None
+        self._check_timer: TimerHandle | None = None
         self._scheduled = self._started = False
 
     # Life
 
     def start(self) -> None:
         """Subscribe to acks and start sending, after the response was sent."""
-        if self not in self._jetstream.backups:
+        if self not in self._backups:
             return
-        self._jetstream.advisories.publish(
-            events.make_snapshot_created, self._stream.name, self.state, self._client
-        )
+        self._advisories.publish(events.make_snapshot_created, self._stream.name, self.state, self._client)
         self._started = True
-        self._jetstream.router.subscribe_internal(self._ack_subject + b".>", self)
-        self._timer = self._jetstream.timers.after(_CHECK_INTERVAL_NS, self._check_receiver)
+        self._router.subscribe_internal(self._ack_subject + b".>", self)
+        self._check_timer = self._timers.after(_CHECK_INTERVAL_NS, self._check_receiver)
         self._schedule()
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Handle the ack of a chunk."""
-        self._last_ack_ns = self._jetstream.timers.now_ns()
+        self._last_ack_ns = self._timers.now_ns()
         self._slots = min(self._slots + 1, self._slots_max)
         self._schedule()
 
     def _check_receiver(self) -> None:
         """End the backup if the receiver is gone or does not acknowledge."""
-        self._timer = None
-        now_ns = self._jetstream.timers.now_ns()
+        self._check_timer = None
+        now_ns = self._timers.now_ns()
         if not self._slots and now_ns - self._last_ack_ns >= _ACK_TIMEOUT_NS:
             self._end(headers.build_status(408, "No Flow Response"), "no flow response")
         elif (
-            not self._jetstream.router.has_interest(self._deliver_subject)
+            not self._router.has_interest(self._deliver_subject)
             and now_ns - self._started_ns >= _INTEREST_GRACE_NS
         ):
             self._end(headers.build_status(408, "No Interest"), "no interest")
         else:
-            self._timer = self._jetstream.timers.after(_CHECK_INTERVAL_NS, self._check_receiver)
+            self._check_timer = self._timers.after(_CHECK_INTERVAL_NS, self._check_receiver)
             self._schedule()
 
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._jetstream.call_soon(self._send_slice)
+            self._call_soon(self._send_slice)
 
     def close(self) -> None:
         """Stop sending."""
-        self._jetstream.backups.discard(self)
+        self._backups.discard(self)
         if self._started:
-            self._jetstream.router.unsubscribe_internal(self._ack_subject + b".>", self)
-        if self._timer is not None:
-            self._timer.cancel()
+            self._router.unsubscribe_internal(self._ack_subject + b".>", self)
+        if self._check_timer is not None:
+            self._check_timer.cancel()
 
     def _end(self, header: bytes, problem: str = "") -> None:
-        jetstream = self._jetstream
-        if self not in jetstream.backups:
+        if self not in self._backups:
             return
         self.close()
-        jetstream.group_commit.publish_when_all_durable(self._deliver_subject, b"", header, b"")
-        fields = (self._stream.name, self._start_ns, jetstream.clock_ns(), self._client, problem)
-        jetstream.advisories.publish(events.make_snapshot_completed, *fields)
+        self._group_commit.publish_when_all_durable(self._deliver_subject, b"", header, b"")
+        fields = (self._stream.name, self._start_ns, self._clock_ns(), self._client, problem)
+        self._advisories.publish(events.make_snapshot_completed, *fields)
 
     # Sending
 
     def _send_slice(self) -> None:
         """Read some messages, and send full chunks."""
         self._scheduled = False
-        jetstream = self._jetstream
         if (
-            self not in jetstream.backups
+            self not in self._backups
             or not self._slots
-            or not jetstream.router.has_interest(self._deliver_subject)
+            or not self._router.has_interest(self._deliver_subject)
         ):
             return
         if self._stream.closed:
@@ -169,87 +161,31 @@ class BackupSender:
         try:
             self._fill_buffer()
         except CorruptData as damage:
-            self._end(headers.build_status(500, "damaged message"), str(damage))
+            self._end(headers.build_status(500, "corrupt message"), str(damage))
             return
         while len(self._buffer) >= self._chunk_bytes and self._slots:
             self._send(bytes(self._buffer[: self._chunk_bytes]))
             del self._buffer[: self._chunk_bytes]
-        if self._archive is None and len(self._buffer) < self._chunk_bytes:
+        if self._reader.finished and len(self._buffer) < self._chunk_bytes:
             self._finish()
         elif self._slots:
             self._schedule()
 
     def _fill_buffer(self) -> None:
         for _ in range(_RUNS_PER_SLICE):
-            if self._archive is None or len(self._buffer) >= self._chunk_bytes:
+            if self._reader.finished or len(self._buffer) >= self._chunk_bytes:
                 return
-            run = next(self._entries, None)
-            if run is None:
-                self._buffer += self._archive.finish()
-                self._archive = None
-            else:
-                self._buffer += self._archive.add_encoded(run)
+            self._buffer += self._reader.read()
 
     def _send(self, chunk: bytes) -> None:
         self._sent += 1
         self._slots -= 1
-        self._last_ack_ns = self._jetstream.timers.now_ns()
+        self._last_ack_ns = self._timers.now_ns()
         reply = b"%s.%d.%d" % (self._ack_subject, len(chunk), self._sent)
-        self._jetstream.group_commit.publish_when_all_durable(self._deliver_subject, reply, b"", chunk)
+        self._group_commit.publish_when_all_durable(self._deliver_subject, reply, b"", chunk)
 
     def _finish(self) -> None:
         """Send the rest, which needs no ack, and the end, which has a status only if a chunk was sent before."""
         if self._buffer:
-            self._jetstream.group_commit.publish_when_all_durable(
-                self._deliver_subject, b"", b"", bytes(self._buffer)
-            )
+            self._group_commit.publish_when_all_durable(self._deliver_subject, b"", b"", bytes(self._buffer))
         self._end(headers.build_status(204) if self._sent else b"")
-
-    # Reading
-
-    def _iter_entries(self) -> Iterator[bytes]:
-        """Yield the entries of the archive, a run at a time."""
-        now_ns = self._jetstream.clock_ns()
-        state = {**self.state, "consumer_count": len(self._consumers)}
-        yield encode_entry(BackupEntry(STATE_ENTRY, now_ns, 0, b"", msgspec.json.encode(state)))
-        for consumer in self._consumers:
-            consumer_data = _encode_consumer(consumer, self._last_seq)
-            yield encode_entry(
-                BackupEntry(CONSUMERS_PREFIX + consumer.name_bytes, now_ns, 0, b"", consumer_data)
-            )
-        log = self._stream.log
-        seq = log.find_next(None, log.first_seq)
-        while 0 < seq <= self._last_seq:
-            # Live messages are looked up again each time: those removed by now are not in the backup.
-            live = log.find_seqs(None, seq, min(seq + _SCAN_AHEAD - 1, self._last_seq))
-            data, count = encode_record_entries(log.read_view(seq, _VIEW_BYTES)[0], live)
-            yield data
-            seq = log.find_next(None, int(live[max(count, 1) - 1]) + 1)
-
-
-def _encode_consumer(consumer: Consumer, last_seq: int) -> bytes:
-    """Encode configuration and state in nats-server's format, plus fields that only Headrace has."""
-    progress, wait_ns = consumer.ack_state, consumer.config.ack_wait
-    floor_consumer, floor_stream = progress.get_ack_floor()
-    state: dict[str, Any] = {
-        "delivered": {
-            "consumer_seq": progress.consumer_seq,
-            "stream_seq": min(progress.stream_seq, last_seq),
-        },
-        "ack_floor": {"consumer_seq": floor_consumer, "stream_seq": min(floor_stream, last_seq)},
-    }
-    pending = {
-        str(seq): {"Sequence": count, "Timestamp": max(progress.get_delivered_ns(seq, wait_ns), 0)}
-        for seq, count in progress.pending.items()
-        if seq <= last_seq
-    }
-    if pending:
-        state["pending"] = pending
-    if redelivered := {str(seq): count for seq, count in progress.delivery_counts.items() if seq <= last_seq}:
-        state["redelivered"] = redelivered
-    if len(progress.last_per_subject_queue):
-        state["headrace"] = {
-            "initial": progress.last_per_subject_queue.tolist(),
-            "resume": progress.resume_seq,
-        }
-    return b'{"config":%b,"state":%b}' % (encode_config(consumer.config), msgspec.json.encode(state))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.consumers.consumer_info import make_consumer_info
 from headrace.broker.consumers.reset import reset
-from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
+from headrace.broker.handlers.api_dispatch import INFOS_PER_STEP, ApiEndpoint, ApiRequest, ApiSteps
 from headrace.jetstream_api import advisories as events
 from headrace.jetstream_api import configs, metadata, responses, times
 from headrace.jetstream_api.configs import ConsumerConfig
@@ -124,11 +124,16 @@ def list_names(jetstream: ApiContext, request: ApiRequest) -> bytes:
     return responses.encode_consumer_names(len(found), start, found[start:end])
 
 
-def list_consumers(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def list_consumers(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     stream, offset = _parse_list_request(jetstream, request)
     found = sorted(stream.consumers)
     start, end = responses.compute_page(len(found), offset, responses.LIST_LIMIT)
-    infos = [make_consumer_info(stream.consumers[name], in_list=True) for name in found[start:end]]
+    infos = []
+    for number, name in enumerate(found[start:end], 1):
+        if name in stream.consumers:
+            infos.append(make_consumer_info(stream.consumers[name], in_list=True))
+        if number % INFOS_PER_STEP == 0:
+            yield
     return responses.encode_consumer_list(len(found), start, infos)
 
 
@@ -144,7 +149,8 @@ def delete(jetstream: ApiContext, request: ApiRequest) -> bytes:
     if not is_empty(request.body):
         raise ApiError.NOT_EMPTY_REQUEST()
     consumer = _get_consumer(jetstream, request)
-    consumer.stream.consumer_set.delete(consumer)
+    stream = jetstream.get_stream(request.names[0])
+    stream.consumer_set.delete(consumer)
     return responses.encode_success("consumer_delete_response")
 
 
@@ -189,9 +195,9 @@ def reset_consumer(jetstream: ApiContext, request: ApiRequest) -> bytes:
 ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
     ("CONSUMER", "CREATE"): ApiEndpoint("consumer_create_response", create, 1, 2),
     ("CONSUMER", "DURABLE", "CREATE"): ApiEndpoint("consumer_create_response", create_durable, 2),
-    ("CONSUMER", "NAMES"): ApiEndpoint("consumer_names_response", list_names, 1),
-    ("CONSUMER", "LIST"): ApiEndpoint("consumer_list_response", list_consumers, 1),
-    ("CONSUMER", "INFO"): ApiEndpoint("consumer_info_response", info, 2),
+    ("CONSUMER", "NAMES"): ApiEndpoint("consumer_names_response", list_names, 1, reads=True),
+    ("CONSUMER", "LIST"): ApiEndpoint("consumer_list_response", list_consumers, 1, reads=True),
+    ("CONSUMER", "INFO"): ApiEndpoint("consumer_info_response", info, 2, reads=True),
     ("CONSUMER", "DELETE"): ApiEndpoint("consumer_delete_response", delete, 2),
     ("CONSUMER", "PAUSE"): ApiEndpoint("consumer_pause_response", pause, 2),
     ("CONSUMER", "UNPIN"): ApiEndpoint("consumer_unpin_response", unpin, 2),

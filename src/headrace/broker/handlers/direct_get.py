@@ -46,10 +46,21 @@ _UNREADABLE = b"NATS/1.0 500 Store Unavailable\r\n\r\n"
 class DirectGet:
     """Serves direct gets for one stream, under its own name or, for a mirror, under its upstream's."""
 
-    __slots__ = ("_prefix_length", "_stream", "_stream_header", "_subject")
+    __slots__ = (
+        "_group_commit",
+        "_log",
+        "_pending_max",
+        "_prefix_length",
+        "_stream",
+        "_stream_header",
+        "_subject",
+    )
 
     def __init__(self, stream: Stream, served_name: bytes) -> None:
         self._stream = stream
+        self._log = stream.log
+        self._group_commit = stream.group_commit
+        self._pending_max = stream.jetstream.pending_max
         self._subject = PREFIX + served_name
         self._prefix_length = len(self._subject) + 1
         self._stream_header = b"Nats-Stream: " + stream.name_bytes + b"\r\nNats-Subject: "
@@ -76,18 +87,17 @@ class DirectGet:
             self._send_status(reply, _UNREADABLE)
 
     def _last_by_subject(self, reply: bytes, request_subject: bytes) -> None:
-        stream = self._stream
-        log = stream.log
+        stream, log = self._stream, self._log
         stream.retention.enforce()
         reply_parts = encode_last_by_subject(log, request_subject, self._prefix_length, self._stream_header)
         if reply_parts is None:
             seq = stream.find_last_seq(request_subject[self._prefix_length :])
             found = log.locate_record(seq) if seq else None
             if found is None:
-                sometimes("a key is not there")
+                sometimes("direct get finds no message")
                 return self._send_status(reply, _NOT_FOUND)
             reply_parts = encode_reply(*found, self._stream_header)
-        stream.group_commit.publish_when_durable(log, reply, b"", *reply_parts)
+        self._group_commit.publish_when_durable(log, reply, b"", *reply_parts)
 
     def _request(self, reply: bytes, key: bytes, payload: bytes) -> None:
         if not key and not payload:
@@ -101,7 +111,8 @@ class DirectGet:
             return self._send_status(reply, error)
         if key:
             request.last_by_subj = key.decode("utf-8", "surrogateescape")
-        self._stream.retention.enforce()
+        retention = self._stream.retention
+        retention.enforce()
         if request.multi_last:
             self._multi_last(reply, request)
         elif request.batch:
@@ -111,14 +122,14 @@ class DirectGet:
 
     def _single(self, reply: bytes, request: MessageGetRequest) -> None:
         seq = find_seq(self._stream, request)
-        found = self._stream.log.locate_record(seq) if seq else None
+        found = self._log.locate_record(seq) if seq else None
         if found is None:
             return self._send_status(reply, _NOT_FOUND)
         block, payload = encode_reply(*found, self._stream_header)
         self._send(reply, b"" if request.no_hdr else block, payload)
 
     def _batch(self, reply: bytes, request: MessageGetRequest) -> None:
-        log = self._stream.log
+        log = self._log
         wanted = log.get_filter((request.next_by_subj.encode(),)) if request.next_by_subj else None
         start = request.seq
         if request.start_time is not None:
@@ -135,7 +146,7 @@ class DirectGet:
         self._send_end_of_batch(reply, pending, last, b"")
 
     def _multi_last(self, reply: bytes, request: MessageGetRequest) -> None:
-        log = self._stream.log
+        log = self._log
         up_to = request.up_to_seq or log.last_seq
         if request.up_to_time is not None:
             later = log.find_seq_at_time(times.parse_time_ns(request.up_to_time))
@@ -156,8 +167,8 @@ class DirectGet:
         self, reply: bytes, request: MessageGetRequest, chunks: Iterable[Array], pending: int
     ) -> tuple[int, int]:
         """Send the messages of a batch, within the requested limits; return the last sequence and how many are left."""
-        log, group_commit = self._stream.log, self._stream.group_commit
-        bytes_left = request.max_bytes or self._stream.jetstream.pending_max
+        log, group_commit = self._log, self._group_commit
+        bytes_left = request.max_bytes or self._pending_max
         count_left = request.batch if request.batch > 0 else RESULTS_MAX
         stream_header = None if request.no_hdr else self._stream_header
         last = 0
@@ -191,7 +202,7 @@ class DirectGet:
         self._send(reply, block, b"")
 
     def _send(self, reply: bytes, block: bytes, payload: bytes) -> None:
-        self._stream.group_commit.publish_when_durable(self._stream.log, reply, b"", block, payload)
+        self._group_commit.publish_when_durable(self._log, reply, b"", block, payload)
 
 
 class MirrorDirectGet(DirectGet):
@@ -200,18 +211,19 @@ class MirrorDirectGet(DirectGet):
     Only if there is no upstream in this server that serves them itself.
     """
 
-    __slots__ = ("_upstream_name",)
+    __slots__ = ("_sourcing", "_streams", "_upstream_name")
 
     def __init__(self, stream: Stream, served_name: bytes) -> None:
         super().__init__(stream, served_name)
+        self._sourcing = stream.sourcing
+        self._streams = stream.jetstream.streams
         self._upstream_name = served_name.decode()
 
     def on_message(
         self, session: Session, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
-        stream = self._stream
-        upstream = stream.jetstream.streams.get(self._upstream_name)
-        if (upstream is None or not upstream.config.allow_direct) and stream.sourcing.is_almost_caught_up:
+        upstream = self._streams.get(self._upstream_name)
+        if (upstream is None or not upstream.config.allow_direct) and self._sourcing.is_almost_caught_up:
             super().on_message(session, subject, reply, header, payload)
 
 

@@ -19,10 +19,11 @@ _BUCKETS = (b"$KV.", b"$OBJ.")
 class DomainPrefix:
     """Forwards requests for the domain to the plain API subject."""
 
-    __slots__ = ("_prefix", "_router")
+    __slots__ = ("_prefix", "_router", "_table")
 
     def __init__(self, router: SubjectRouter, domain: str) -> None:
         self._router = router
+        self._table = router.table
         self._prefix = f"$JS.{domain}.API.".encode()
 
     def subscribe(self) -> None:
@@ -38,7 +39,7 @@ class DomainPrefix:
         received = 0
         if route.subscribers or route.queue_groups:
             local_route = Route(api_subject, KEY_EXACT, route.subscribers, route.queue_groups, [])
-            received = self._router.table.deliver(local_route, api_subject, reply, header, payload)
+            received = self._table.deliver(local_route, api_subject, reply, header, payload)
         for subscriber in tuple(route.internal_subscribers):
             count = subscriber.on_message(session, api_subject, reply, header, payload)
             received += 1 if count is None else count

@@ -48,7 +48,7 @@ def start_restore(jetstream: ApiContext, request: ApiRequest) -> bytes:
     wanted.config.name = wanted.config.name or name
     config = validate_config(jetstream, wanted.config, name)
     if len(jetstream.restores) >= CONCURRENT_MAX:
-        raise ApiError.STREAM_RESTORE(err="too many restores at once")
+        raise ApiError.STREAM_RESTORE(err="too many restores in progress")
     running = BackupRestore(jetstream, config, request.session)
     jetstream.restores[name] = running
     return responses.encode_restore_started(running.subject.decode())
@@ -78,8 +78,13 @@ class BackupRestore:
 
     def __init__(self, jetstream: ApiContext, config: StreamConfig, session: Any) -> None:
         self._jetstream = jetstream
+        self._restores = jetstream.restores
+        self._router = jetstream.router
+        self._timers = jetstream.timers
+        self._group_commit = jetstream.group_commit
+        self._advisories = jetstream.advisories
         self._config = config
-        self._client = jetstream.advisories.client_info(session)
+        self._client = self._advisories.client_info(session)
         self._start_ns = jetstream.clock_ns()
         self._archive = ArchiveReader(ENTRY_MAX)
         self._queue: deque[tuple[bytes, bytes]] = deque()
@@ -89,8 +94,8 @@ class BackupRestore:
         self._scheduled = self._closed = self._chunk_fed = False
         self._idle_timer: TimerHandle | None = None
         self.subject = f"$JS.SNAPSHOT.RESTORE.{config.name}.{nuid()}".encode()
-        jetstream.router.subscribe_internal(self.subject, self)
-        jetstream.advisories.publish(events.make_restore_created, config.name, self._client)
+        self._router.subscribe_internal(self.subject, self)
+        self._advisories.publish(events.make_restore_created, config.name, self._client)
         self._restart_idle_timer()
 
     @property
@@ -113,7 +118,7 @@ class BackupRestore:
         if not reply:
             self.fail("chunks need a reply subject")
         elif self._queued_bytes > _QUEUE_MAX:
-            self.fail("too many chunks at once")
+            self.fail("too many unacknowledged chunks")
         else:
             self._schedule()
             self._limit_memory()
@@ -121,17 +126,17 @@ class BackupRestore:
 
     def _limit_memory(self) -> None:
         """If the restores of an account buffer too much together, fail the one that buffers most."""
-        running = self._jetstream.restores.values()
+        running = self._restores.values()
         if sum(each.buffered_bytes for each in running) > BUFFERED_MAX:
             max(running, key=lambda each: each.buffered_bytes).fail(
-                "the account's restores hold too much at once"
+                "the restores of this account buffer too much data"
             )
 
     def _restart_idle_timer(self) -> None:
         """Restart the timeout after which the restore fails if no chunk arrives."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._idle_timer = self._jetstream.timers.after(_IDLE_NS, self._on_idle_timeout)
+        self._idle_timer = self._timers.after(_IDLE_NS, self._on_idle_timeout)
 
     def _on_idle_timeout(self) -> None:
         self._idle_timer = None
@@ -139,23 +144,22 @@ class BackupRestore:
             self._restart_idle_timer()
             return
         if self._error is None:
-            self.fail("no more chunks came")
+            self.fail("timeout: no chunk received")
         self.close()
 
     def close(self) -> None:
         """Stop receiving. What was stored stays marked as unfinished and is removed at the next start."""
         if not self._closed:
             self._closed = True
-            self._jetstream.router.unsubscribe_internal(self.subject, self)
+            self._router.unsubscribe_internal(self.subject, self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
 
     def fail(self, problem: str) -> None:
         """Remove everything restored so far, and send the error to the client."""
-        jetstream = self._jetstream
         self._error = ApiError.STREAM_RESTORE(err=problem)
-        if jetstream.restores.get(self._config.name) is self:
-            del jetstream.restores[self._config.name]
+        if self._restores.get(self._config.name) is self:
+            del self._restores[self._config.name]
         self._writer.discard()
         self._advise_completed()
         while self._queue:
@@ -165,7 +169,7 @@ class BackupRestore:
     def _reply_error(self, reply: bytes) -> None:
         if reply and self._error is not None:
             answer = responses.encode_error_response("stream_create_response", self._error)
-            self._jetstream.group_commit.publish_when_all_durable(reply, b"", b"", answer)
+            self._group_commit.publish_when_all_durable(reply, b"", b"", answer)
 
     def _advise_completed(self) -> None:
         fields = (
@@ -175,7 +179,7 @@ class BackupRestore:
             self._received_bytes,
             self._client,
         )
-        self._jetstream.advisories.publish(events.make_restore_completed, *fields)
+        self._advisories.publish(events.make_restore_completed, *fields)
 
     # Work
 
@@ -192,17 +196,19 @@ class BackupRestore:
         jetstream = self._jetstream
         if jetstream.disk_backpressure.is_high():
             self._scheduled = True
-            jetstream.timers.after(_BACKPRESSURE_RETRY_NS, self._run_slice)
+            self._timers.after(_BACKPRESSURE_RETRY_NS, self._run_slice)
             return
         try:
             self._process_chunk()
         except HeadraceError as problem:
             self.fail(str(problem))
-        except Exception as problem:  # whatever the backup contains: it is restored completely or not at all
+        except (
+            Exception
+        ) as problem:  # a backup is restored completely or not at all, whatever is wrong with it
             self.fail(f"{type(problem).__name__}: {problem}")
         self._limit_memory()
         if jetstream.store.dirty:
-            jetstream.group_commit.schedule()
+            self._group_commit.schedule()
 
     def _process_chunk(self) -> None:
         reply, chunk = self._queue[0]
@@ -216,7 +222,7 @@ class BackupRestore:
             self._queue.popleft()
             self._chunk_fed = False
             self._queued_bytes -= len(chunk)
-            self._jetstream.group_commit.publish_when_all_durable(reply, b"", b"", b"")
+            self._group_commit.publish_when_all_durable(reply, b"", b"", b"")
         if self._queue:
             self._schedule()
 
@@ -233,14 +239,14 @@ class BackupRestore:
         return False
 
     def _finish(self, reply: bytes) -> None:
-        jetstream, name = self._jetstream, self._config.name
+        name = self._config.name
         self._writer.check_complete()
         # Its subjects may have been taken by others meanwhile.
-        del jetstream.restores[name]
-        validate_config(jetstream, self._config, name)
+        del self._restores[name]
+        validate_config(self._jetstream, self._config, name)
         stream = self._writer.complete()
         self.close()
-        jetstream.advisories.publish(events.make_stream_action, name, "create")
+        self._advisories.publish(events.make_stream_action, name, "create")
         self._advise_completed()
         answer = responses.encode_response("stream_create_response", make_stream_info(stream))
-        jetstream.group_commit.publish_when_all_durable(reply, b"", b"", answer)
+        self._group_commit.publish_when_all_durable(reply, b"", b"", answer)

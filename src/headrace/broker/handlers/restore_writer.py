@@ -3,7 +3,7 @@
 Messages go straight into a new log, with their sequences and times. Invariant: until `complete` nothing of it is
 visible, and a metadata key marks the log as unfinished; the frame that makes the stream visible removes the mark. So
 after a crash the stream is either complete, or absent once the server has started. All errors are found before that
-frame.
+frame. See ADR 43.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.ack_state_codec import AckStateDelta, pack_pairs, pack_set
 from headrace.broker.consumers.ack_state_codec import encode_delta as encode_delta
 from headrace.broker.consumers.consumer import Consumer
-from headrace.broker.handlers.backup_send import CONSUMERS_PREFIX, STATE_ENTRY
+from headrace.broker.handlers.backup_reader import CONSUMERS_PREFIX, STATE_ENTRY
 from headrace.broker.sourcing.source_positions import make_key as origins_key
 from headrace.broker.sourcing.source_positions import parse_source_header
 from headrace.broker.streams import publish_checks, schedules
+from headrace.broker.streams.stream_metadata import config_key, dedup_key
 from headrace.errors import ProtocolError, RequestError
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
 from headrace.jetstream_api.decode import decode_lenient
@@ -92,6 +93,9 @@ class RestoreWriter:
 
     def __init__(self, jetstream: ApiContext, config: StreamConfig) -> None:
         self._jetstream = jetstream
+        self._store = jetstream.store
+        self._metadata = jetstream.store.metadata
+        self._server_quota = jetstream.server_quota
         self._config = config
         self._state: StreamState | None = None
         self._log: StreamLog | None = None
@@ -117,7 +121,7 @@ class RestoreWriter:
     def _remaining_quota(self) -> int:
         """Return how many bytes the account and the server have left for it."""
         jetstream, storage = self._jetstream, self._config.storage
-        quota, remaining = jetstream.quota(storage), jetstream.server_quota.remaining(storage)
+        quota, remaining = jetstream.quota(storage), self._server_quota.remaining(storage)
         return min(quota - jetstream.usage(storage)[0], remaining) if quota >= 0 else remaining
 
     def check_complete(self) -> None:
@@ -132,14 +136,14 @@ class RestoreWriter:
         state = _decode_state(StreamState, entry)
         if max(state.first_seq, state.last_seq) > SEQ_MAX or state.consumer_count < 0:
             raise ProtocolError("error in state.json: out of range")
-        store, config = self._jetstream.store, self._config
-        self._log = store.create(
+        config = self._config
+        self._log = self._store.create(
             config.name, memory=config.storage == "memory", first_seq=max(state.first_seq, 1)
         )
         self._state = state
         self._last_seq = self._log.last_seq
         if config.storage != "memory":
-            store.metadata.put(unfinished_key_for(self._log), config.name.encode())
+            self._metadata.put(unfinished_key_for(self._log), config.name.encode())
 
     def _add_consumer(self, entry: BackupEntry) -> None:
         name = entry.name.removeprefix(CONSUMERS_PREFIX).decode("utf-8", "replace")
@@ -172,7 +176,7 @@ class RestoreWriter:
             log.advance(seq - 1)
         log.append(entry.name, header, entry.payload, time_ns, ttl_s)
         storage = self._config.storage
-        if log.bytes > self._bytes_left or storage in self._jetstream.server_quota.exhausted:
+        if log.bytes > self._bytes_left or storage in self._server_quota.exhausted:
             api_error = (
                 ApiError.MEMORY_RESOURCES_EXCEEDED
                 if storage == "memory"
@@ -227,15 +231,15 @@ class RestoreWriter:
 
     def complete(self) -> Stream:
         """Create the stream, with everything that belongs to it, in one frame."""
-        jetstream, log, state = self._jetstream, self._log, self._state
+        log, state = self._log, self._state
         assert log is not None
         assert state is not None
         if state.last_seq > log.last_seq:
             log.advance(state.last_seq)
         if self._config.storage != "memory":
-            jetstream.store.metadata.delete(unfinished_key_for(log))
+            self._metadata.delete(unfinished_key_for(log))
         self._log = None
-        return jetstream.register_stream(self._config, log, self._restore_state)
+        return self._jetstream.register_stream(self._config, log, self._restore_state)
 
     def _restore_state(self, stream: Stream) -> None:
         """Restore ids, positions, schedules and consumers before the stream opens."""
@@ -243,7 +247,7 @@ class RestoreWriter:
             for message_id, seq, time_ns in self._ids:
                 stream.dedup.add(message_id, seq, time_ns)
         for index, (seq, identity) in self._source_positions.items():
-            stream.sourcing.positions.set(index, seq, identity)
+            stream.sourcing.restore_position(index, seq, identity)
         if stream.schedules is not None:
             for subject, (header, seq, time_ns) in self._schedules.items():
                 stream.schedules.update_from_message(subject, header, seq, time_ns)
@@ -270,8 +274,8 @@ def discard(jetstream: ApiContext, log: StreamLog) -> None:
     metadata, ident = jetstream.store.metadata, log.ident
     keys = [
         unfinished_key_for(log),
-        jetstream.config_key(ident),
-        jetstream.dedup_key(log),
+        config_key(ident),
+        dedup_key(ident),
         origins_key(ident),
     ]
     for prefix in (consumer_storage.CONFIG_KEY, consumer_storage.ACK_STATE_KEY, schedules.KEY):
@@ -308,7 +312,7 @@ def _encode_delta(state: ConsumerBackupState, config: ConsumerConfig) -> bytes:
     initial_queue = state.headrace or BackupInitialQueue()
     numbers += [initial_queue.resume, *initial_queue.initial, *state.redelivered, *state.redelivered.values()]
     if not all(0 <= number <= SEQ_MAX for number in numbers):
-        raise ValueError("a sequence out of range")
+        raise ValueError("sequence out of range")
     stream = np.array([seq for seq, _ in pending], dtype=np.uint64)
     consumer = np.array([each.seq for _, each in pending], dtype=np.uint64)
     added, offset, added_consumer = pack_pairs(stream, consumer)

@@ -99,7 +99,8 @@ def make_token(jetstream: ApiContext, name: str) -> str:
 
 def is_valid_token(jetstream: ApiContext, name: str, token: str) -> bool:
     """Whether a token belongs to a pin."""
-    if jetstream.store.metadata.get(_SECRET) is None:
+    metadata = jetstream.store.metadata
+    if metadata.get(_SECRET) is None:
         return False
     return hmac.compare_digest(make_token(jetstream, name).encode(), token.encode("utf-8", "replace"))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.broker.handlers import direct_get
-from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
+from headrace.broker.handlers.api_dispatch import INFOS_PER_STEP, ApiEndpoint, ApiRequest, ApiSteps
+from headrace.broker.handlers.subject_pages import SubjectPage, iter_page
 from headrace.broker.streams.stream_info import make_stream_info
 from headrace.jetstream_api import advisories, responses
 from headrace.jetstream_api.decode import decode, decode_message_get, decode_optional, decode_stream, is_empty
@@ -62,7 +63,7 @@ def create(jetstream: ApiContext, request: ApiRequest) -> bytes:
     return responses.encode_stream_created(make_stream_info(stream))
 
 
-def update(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def update(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
     name = request.names[0]
     stream = jetstream.streams.get(name)
@@ -77,38 +78,36 @@ def update(jetstream: ApiContext, request: ApiRequest) -> bytes:
         consumers=consumers,
     )
     stream = jetstream.get_stream(name)
-    jetstream.update_stream(stream, new_config)
+    yield from jetstream.iter_update_stream(stream, new_config)
     jetstream.advisories.publish(advisories.make_stream_action, name, "modify")
     return responses.encode_stream_updated(make_stream_info(stream))
 
 
-def delete(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def delete(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     _must_be_empty(request)
     stream = jetstream.get_stream(request.names[0])
-    jetstream.delete_stream(stream)
+    yield from jetstream.iter_delete_stream(stream)
     jetstream.advisories.publish(advisories.make_stream_action, stream.name, "delete")
     return responses.encode_success("stream_delete_response")
 
 
-def info(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def info(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(StreamInfoRequest, request.body, strict=jetstream.reject_unknown_fields)
     stream = jetstream.get_stream(request.names[0])
-    counts = []
+    page = SubjectPage({}, 0)
     if wanted.subjects_filter:
         stream.retention.enforce()
-        counts = list(
-            stream.log.iter_subject_counts(stream.log.get_filter((wanted.subjects_filter.encode(),)))
-        )
-    start, end = responses.compute_page(len(counts), wanted.offset, responses.SUBJECTS_LIMIT)
-    found = {subject.decode("utf-8", "replace"): count for subject, count in counts[start:end]}
+        subject_filter = stream.log.get_filter((wanted.subjects_filter.encode(),))
+        page = yield from iter_page(stream.log, subject_filter, wanted.offset, responses.SUBJECTS_LIMIT)
+        stream = jetstream.get_stream(stream.name)  # it may have been deleted meanwhile
     info_response = make_stream_info(
-        stream, leader=jetstream.server_name, subjects=found, deleted=wanted.deleted_details
+        stream, leader=jetstream.server_name, subjects=page.counts, deleted=wanted.deleted_details
     )
-    if not counts:
+    if not page.total:
         return responses.encode_stream_info(info_response)
     asked = max(wanted.offset, 0)
     return responses.encode_stream_info(
-        info_response, total=len(counts), offset=asked, limit=responses.SUBJECTS_LIMIT
+        info_response, total=page.total, offset=asked, limit=responses.SUBJECTS_LIMIT
     )
 
 
@@ -119,15 +118,20 @@ def list_names(jetstream: ApiContext, request: ApiRequest) -> bytes:
     return responses.encode_stream_names(len(found), start, found[start:end])
 
 
-def list_streams(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def list_streams(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(StreamListRequest, request.body, strict=jetstream.reject_unknown_fields)
     found = jetstream.sorted_streams(wanted.subject)
     start, end = responses.compute_page(len(found), wanted.offset, responses.LIST_LIMIT)
-    infos = [make_stream_info(stream, in_list=True) for stream in found[start:end]]
+    infos = []
+    for number, stream in enumerate(found[start:end], 1):
+        if not stream.closed:
+            infos.append(make_stream_info(stream, in_list=True))
+        if number % INFOS_PER_STEP == 0:
+            yield
     return responses.encode_stream_list(len(found), start, infos)
 
 
-def purge(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def purge(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(PurgeRequest, request.body, strict=jetstream.reject_unknown_fields)
     if (wanted.seq and wanted.keep) or wanted.seq > SEQ_MAX:
         raise ApiError.BAD_REQUEST()
@@ -136,7 +140,7 @@ def purge(jetstream: ApiContext, request: ApiRequest) -> bytes:
         raise ApiError.STREAM_SEALED()
     if stream.config.deny_purge:
         raise ApiError.STREAM_PURGE_FAILED(err="stream purge not permitted")
-    purged = stream.retention.purge(wanted.filter.encode(), wanted.seq, wanted.keep)
+    purged = yield from stream.retention.iter_purge(wanted.filter.encode(), wanted.seq, wanted.keep)
     stream.mark_dirty()
     return responses.encode_purged(purged)
 
@@ -183,15 +187,17 @@ def _must_be_empty(request: ApiRequest) -> None:
 
 
 ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
-    ("INFO",): ApiEndpoint("account_info_response", account_info),
+    ("INFO",): ApiEndpoint("account_info_response", account_info, reads=True),
     ("STREAM", "CREATE"): ApiEndpoint("stream_create_response", create, 1),
     ("STREAM", "UPDATE"): ApiEndpoint("stream_update_response", update, 1),
     ("STREAM", "DELETE"): ApiEndpoint("stream_delete_response", delete, 1),
-    ("STREAM", "INFO"): ApiEndpoint("stream_info_response", info, 1),
-    ("STREAM", "NAMES"): ApiEndpoint("stream_names_response", list_names),
-    ("STREAM", "LIST"): ApiEndpoint("stream_list_response", list_streams),
+    ("STREAM", "INFO"): ApiEndpoint("stream_info_response", info, 1, reads=True),
+    ("STREAM", "NAMES"): ApiEndpoint("stream_names_response", list_names, reads=True),
+    ("STREAM", "LIST"): ApiEndpoint("stream_list_response", list_streams, reads=True),
     ("STREAM", "PURGE"): ApiEndpoint("stream_purge_response", purge, 1),
-    ("STREAM", "MSG", "GET"): ApiEndpoint("stream_msg_get_response", get_message, 1, audit="errors"),
+    ("STREAM", "MSG", "GET"): ApiEndpoint(
+        "stream_msg_get_response", get_message, 1, audit="errors", reads=True
+    ),
     ("STREAM", "MSG", "DELETE"): ApiEndpoint("stream_msg_delete_response", delete_message, 1),
     ("STREAM", "LEADER", "STEPDOWN"): ApiEndpoint(
         "stream_leader_stepdown_response", clustered_only, 1, checks_api_level=False

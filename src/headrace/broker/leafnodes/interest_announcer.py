@@ -3,7 +3,7 @@
 Interest is counted by pattern and queue, so that the other side is notified of the first and the last subscription, and
 of every change in a queue group. A server that dialed out (a spoke) announces the interest of its own clients and of
 servers that dialed in; a server that was dialed (a hub) announces the interest of everybody else. Invariant: what was
-announced on a connection is what `counts` says.
+announced on a connection is what `counts` contains.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LeafnodeSet:
     def add(self, session: LeafnodeSession) -> None:
         """Announce current and future interest to an established connection."""
         if not self.sessions:
-            self.router.entry_watchers.append(self.on_entry_changed)
+            self.router.watch_entries(self.on_entry_changed)
         self.sessions.append(session)
         session.announced_interest.announce_all(self)
         for call in self.on_established:
@@ -49,7 +49,7 @@ class LeafnodeSet:
         if session in self.sessions:
             self.sessions.remove(session)
             if not self.sessions:
-                self.router.entry_watchers.remove(self.on_entry_changed)
+                self.router.unwatch_entries(self.on_entry_changed)
 
     def on_entry_changed(self, pattern: bytes, entry: Any, change: int) -> None:
         """Announce a change of interest; `change` is the change in the number of members."""

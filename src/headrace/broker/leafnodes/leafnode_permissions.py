@@ -1,4 +1,4 @@
-"""Permissions of a leafnode connection in one direction.
+"""Permissions of a leafnode connection, in each direction and in both.
 
 Owns the combination of the user's permissions, the subjects that a configuration denies, and subjects that never cross:
 the JetStream API of an account without its domain, and buckets, because each side has its own.
@@ -49,6 +49,50 @@ class LeafnodePermissions:
         if any(subjects.is_subset(pattern, entry) for entry in self.deny):
             return False
         return self.allow is None or any(subjects.is_subset(pattern, entry) for entry in self.allow)
+
+
+class ConnectionPermissions:
+    """The permissions of one connection: `inbound` for messages that arrive, `outbound` for those that are sent.
+
+    `deny_imports` and `deny_exports` are the subjects that this side's configuration denies.
+    """
+
+    __slots__ = ("_deny_exports", "deny_imports", "inbound", "outbound")
+
+    def __init__(self, deny_imports: Iterable[bytes] = (), deny_exports: Iterable[bytes] = ()) -> None:
+        self.deny_imports, self._deny_exports = tuple(deny_imports), tuple(deny_exports)
+        self.inbound = LeafnodePermissions(deny=self.deny_imports)
+        self.outbound = LeafnodePermissions(deny=self._deny_exports)
+
+    def apply_info(self, fields: Mapping[str, Any]) -> bool:
+        """Apply the permissions that the other side grants in an INFO; return whether there are some."""
+        if "export" not in fields and "import" not in fields:
+            return False
+        self.outbound = from_info(fields.get("export")).with_denied(self._deny_exports)
+        self.inbound = from_info(fields.get("import")).with_denied(self.deny_imports)
+        return True
+
+    def apply_user(
+        self, publish: LeafnodePermissions, subscribe: LeafnodePermissions, deny_pub: object
+    ) -> None:
+        """Apply the permissions of the user that dialed in; `deny_pub` is what its CONNECT denies."""
+        self.inbound = publish
+        self.outbound = subscribe.with_denied(
+            each.encode()
+            for each in (deny_pub if isinstance(deny_pub, list) else ())
+            if isinstance(each, str)
+        )
+
+    def deny_local_subjects(self, domain: str, remote_domain: str) -> None:
+        """Keep the JetStream API and buckets local: each side serves its own, and requests for ours are not sent away."""
+        self.outbound = self.outbound.with_denied(LOCAL_ONLY)
+        self.inbound = self.inbound.with_denied(LOCAL_ONLY)
+        if domain and domain != remote_domain:
+            self.outbound = self.outbound.with_denied([f"$JS.{domain}.API.>".encode()])
+
+    def may_send(self, subject: bytes) -> bool:
+        """Whether messages on this subject may be sent to the other side."""
+        return subject.startswith(ALWAYS_ALLOWED) or self.outbound.allows(subject)
 
 
 def permissions_for(permissions: Permissions | None) -> tuple[LeafnodePermissions, LeafnodePermissions]:

@@ -1,25 +1,12 @@
-"""Interfaces of a leafnode session: what it knows of its own server, and what it needs from its transport."""
+"""What a leafnode session needs from its transport."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
 from headrace.broker.routing.session import SessionIdentity
-
-
-@dataclass(frozen=True, slots=True)
-class LeafnodeLocalInfo:
-    """What this server reports about itself."""
-
-    server_id: str
-    name: str
-    version: str
-    domain: str = ""
-    jetstream: bool = False
-    max_payload: int = 1024 * 1024
 
 
 class LeafnodeTransport(Protocol):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
+
+from headrace._native.record_header import RECORD_HEADER, RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
     from headrace.storage.sequence_arrays import Seqs
 
 _PREFIX = [b"$JS", b"ACK"]
-_RECORD = struct.Struct("<IHHIIQQ")
 
 
 class Delivery(NamedTuple):
@@ -46,9 +46,9 @@ def iter_selected_records(
     wanted = iter(seqs[at : at + most].tolist())
     next_seq = next(wanted, 0)
     offset, end = 0, len(view)
-    while next_seq and end - offset >= _RECORD.size:
-        size, subject_size, _, header_size, _, seq, time_ns = _RECORD.unpack_from(view, offset)
-        start = offset + _RECORD.size
+    while next_seq and end - offset >= RECORD_HEADER_BYTES:
+        size, subject_size, _, header_size, _, seq, time_ns = RECORD_HEADER.unpack_from(view, offset)
+        start = offset + RECORD_HEADER_BYTES
         offset += size
         if seq < next_seq:
             continue

@@ -133,7 +133,9 @@ def map_to_exporter(local: bytes, subject: bytes) -> Callable[[bytes], bytes]:
     for token in _number_wildcards(subject):
         number = _wildcard_number(token)
         if number and number not in numbers:
-            raise AccountImportError(f"{local.decode()!r} leaves open a part of {subject.decode()!r}")
+            raise AccountImportError(
+                f"{local.decode()!r} does not use every wildcard of {subject.decode()!r}"
+            )
         made.append(b"$%d" % (numbers.index(number) + 1) if number else token)
     return _compile_mapping(wildcard_form(local), b".".join(made))
 

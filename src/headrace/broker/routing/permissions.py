@@ -2,6 +2,7 @@
 
 Owns the rules of allow and deny lists, and which responses are allowed. Deny wins; no allow list allows everything. A
 deny pattern that is narrower than a subscription does not reject it but withholds the messages that match.
+See ADR 75.
 """
 
 from __future__ import annotations

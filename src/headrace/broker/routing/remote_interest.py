@@ -4,6 +4,7 @@ Interest received over a connection is an entry of the router like any other (`R
 all such entries for its subject become one `LeafnodeFanout`, so that each connection carries a message once, however
 many subscriptions the other side has. Queue groups prefer members on this server. Invariant: a fan-out belongs to
 exactly one subject, so permissions are checked when it is built. Knows nothing of how connections are made.
+See ADR 60.
 """
 
 from __future__ import annotations

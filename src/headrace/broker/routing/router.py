@@ -14,6 +14,7 @@ from typing import Any
 from headrace._native import KEY_EXACT, KEY_PARENT, KEY_TWO_TOKENS, Route, RouteTable, Subscription
 from headrace.broker.routing.remote_interest import RemoteInterest
 from headrace.broker.routing.subscription_trie import (
+    ClientMapping,
     ImportPattern,
     ImportTarget,
     IndexEntry,
@@ -50,7 +51,7 @@ class SubjectRouter:
         #: The routes for messages from clients; not the server's own table if client subjects are mapped.
         self.client_table = self.table
         self._tables: tuple[RouteTable, ...] = (self.table,)
-        self._map_client_subject: Callable[[bytes], ImportTarget | None] = lambda subject: None
+        self._client_mapping: ClientMapping | None = None
         self.subscriptions = 0
         self._literals: dict[bytes, list[IndexEntry]] = {}
         self._parent_counts: dict[bytes, int] = {}
@@ -58,8 +59,7 @@ class SubjectRouter:
         self._root = TrieNode()
         self._watchers: dict[bytes, list[SubjectWatcher]] = {}
         self._all_watchers: list[SubjectWatcher] = []
-        #: Called at every change of an entry, with pattern, entry and the change in the number of members.
-        self.entry_watchers: list[EntryWatcher] = []
+        self._entry_watchers: list[EntryWatcher] = []
         self._call_soon: CallSoon | None = None
         self._pending_removals: deque[Subscription] = deque()
         #: Patterns announced to other servers in addition to the entries; they have no effect on routing here.
@@ -139,21 +139,21 @@ class SubjectRouter:
         """Change the number of members in a remote queue group."""
         change, entry.weight = weight - entry.weight, weight
         self._on_interest_changed(entry.pattern)
-        for watcher in self.entry_watchers:
+        for watcher in self._entry_watchers:
             watcher(entry.pattern, entry, change)
 
     def announce(self, pattern: bytes) -> None:
         """Announce a pattern to other servers; its messages are routed here by a wider entry that is not announced."""
         if pattern not in self.announced_patterns:
             self.announced_patterns.add(pattern)
-            for watcher in self.entry_watchers:
+            for watcher in self._entry_watchers:
                 watcher(pattern, None, 1)
 
     def withdraw(self, pattern: bytes) -> None:
         """Withdraw an announced pattern."""
         if pattern in self.announced_patterns:
             self.announced_patterns.discard(pattern)
-            for watcher in self.entry_watchers:
+            for watcher in self._entry_watchers:
                 watcher(pattern, None, -1)
 
     def entries(self) -> Iterator[tuple[bytes, IndexEntry]]:
@@ -169,11 +169,16 @@ class SubjectRouter:
             return False
         route = self.table.find(subject)
         if any(
-            isinstance(sink, ImportTarget) and sink.has_interest(queue) for sink in route.internal_subscribers
+            isinstance(subscriber, ImportTarget) and subscriber.has_interest(queue)
+            for subscriber in route.internal_subscribers
         ):
             return True
         if queue is None:
-            own = [sink for sink in route.internal_subscribers if not isinstance(sink, ImportTarget)]
+            own = [
+                subscriber
+                for subscriber in route.internal_subscribers
+                if not isinstance(subscriber, ImportTarget)
+            ]
             return bool(route.subscribers or route.queue_groups or own)
         return any(group[0].queue == queue for group in route.queue_groups)
 
@@ -199,6 +204,14 @@ class SubjectRouter:
         """Stop calling."""
         self._all_watchers.remove(call)
 
+    def watch_entries(self, call: EntryWatcher) -> None:
+        """Call at every change of an entry, with pattern, entry and the change in the number of members."""
+        self._entry_watchers.append(call)
+
+    def unwatch_entries(self, call: EntryWatcher) -> None:
+        """Stop calling."""
+        self._entry_watchers.remove(call)
+
     def notify_interest(self, pattern: bytes) -> None:
         """Notify watchers that interest elsewhere, in subjects that match this pattern, may have changed."""
         if self._watchers:
@@ -206,16 +219,16 @@ class SubjectRouter:
         for call in tuple(self._all_watchers):
             call(pattern)
 
-    def set_client_mapping(self, map_subject: Callable[[bytes], ImportTarget | None] | None) -> None:
-        """Map subjects that clients publish to with `map_subject`; None ends the mapping.
+    def set_client_mapping(self, mapping: ClientMapping | None) -> None:
+        """Map subjects that clients publish to; None ends the mapping.
 
         Sessions have to be bound to the new `client_table` afterwards.
         """
         self.client_table.clear()
-        if map_subject is None:
+        self._client_mapping = mapping
+        if mapping is None:
             self.client_table, self._tables = self.table, (self.table,)
             return
-        self._map_client_subject = map_subject
         self.client_table = RouteTable(self._resolve_for_client, CLIENT_ROUTES_MAX, self.table.dirty)
         self.client_table.wakeup = self.table.wakeup
         self._tables = (self.table, self.client_table)
@@ -254,7 +267,7 @@ class SubjectRouter:
         else:
             self._root.get_or_create_entries(pattern).append(entry)
         self._on_interest_changed(pattern)
-        for watcher in self.entry_watchers:
+        for watcher in self._entry_watchers:
             watcher(pattern, entry, queue_weight(entry))
 
     def _remove(self, pattern: bytes, entry: IndexEntry) -> None:
@@ -271,7 +284,7 @@ class SubjectRouter:
         else:
             self._root.get_or_create_entries(pattern).remove(entry)
             self._prune(subjects.tokens(pattern))
-        for watcher in self.entry_watchers:
+        for watcher in self._entry_watchers:
             watcher(pattern, entry, -queue_weight(entry))
 
     def _count_prefixes(self, literal: bytes, change: int) -> None:
@@ -329,7 +342,8 @@ class SubjectRouter:
                 call(subject)
 
     def _resolve_for_client(self, subject: bytes) -> Route:
-        target = self._map_client_subject(subject)
+        mapping = self._client_mapping
+        target = mapping.find_target(subject) if mapping is not None else None
         if target is not None:
             return Route(subject, KEY_EXACT, [], [], [target])
         route = self._resolve(subject)

@@ -239,7 +239,7 @@ class Session(BackpressuredClient):
         if queue == SYSTEM_QUEUE:
             return asked
         if self.permissions is not None and not self.permissions.may_subscribe(subject, queue):
-            sometimes("not allowed to subscribe")
+            sometimes("subscription denied")
             return asked
         most = self.limits.subscription_tokens
         if most and subject.count(b".") + 1 > most:
@@ -279,7 +279,7 @@ class Session(BackpressuredClient):
         return self.permissions is None or self.permissions.may_reply(reply)
 
     def deny_publish(self, subject: bytes) -> None:
-        sometimes("not allowed to publish")
+        sometimes("publish denied")
         self.send_error(b'Permissions Violation for Publish to "%s"' % subject)
 
     def deny_reply(self, reply: bytes) -> None:
@@ -289,7 +289,7 @@ class Session(BackpressuredClient):
         """Whether a subscription with `needs_check` gets a message; if it does, the client may respond to `reply`."""
         rules = self.permissions
         if rules is not None and rules.denies_delivery(subject, sub.queue):
-            sometimes("a message is withheld")
+            sometimes("delivery denied")
             return False
         if (
             reply
@@ -312,12 +312,12 @@ class Session(BackpressuredClient):
         self._remove(sub)
 
     def on_no_responders(self, subject: bytes, reply: bytes) -> None:
-        """Send a 503 to the requester if nobody received its request and it subscribes to the reply subject itself."""
+        """Send a 503 to the requester if its request had no receiver and it subscribes to the reply subject itself."""
         if not subjects.is_well_formed(reply):
             return
         for sub in self.router.get_route(reply).subscribers:
             if sub.client is self:
-                sometimes("nobody responds")
+                sometimes("no responders")
                 self.send(
                     server_lines.encode_msg(
                         reply, sub.sid, b"", server_lines.no_responders_header(subject), b""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from headrace._native import RouteTable
 from headrace.broker.routing.router import SubjectRouter
 from headrace.broker.routing.subscription_trie import ImportTarget
 from headrace.errors import HeadraceError
@@ -43,13 +44,13 @@ class SubjectMapping:
     def check(self) -> None:
         """Raise MappingError if the mapping is invalid."""
         if not subjects.is_valid(self.source.encode()):
-            raise MappingError(f"{self.source!r} is no subject")
+            raise MappingError(f"{self.source!r} is not a valid subject")
         names = [destination.subject for destination in self.destinations]
         if len(set(names)) < len(names):
-            raise MappingError(f"{self.source!r} is mapped to one subject twice")
+            raise MappingError(f"{self.source!r} is mapped to the same subject twice")
         weights = [destination.weight for destination in self.destinations]
         if any(not 0 <= weight <= WEIGHT_TOTAL for weight in weights) or sum(weights) > WEIGHT_TOTAL:
-            raise MappingError(f"the weights of {self.source!r} are more than {WEIGHT_TOTAL}")
+            raise MappingError(f"the weights of {self.source!r} add up to more than {WEIGHT_TOTAL}")
         for name in names:
             try:
                 check_transform(self.source, name)
@@ -81,30 +82,39 @@ class WeightedChoice:
 class MappedTarget(ImportTarget):
     """The target of messages on one mapped subject."""
 
-    __slots__ = ("_choice", "_router", "_subject")
+    __slots__ = ("_choice", "_subject", "_table")
 
-    def __init__(self, router: SubjectRouter, choice: WeightedChoice, subject: bytes) -> None:
-        self._router, self._choice, self._subject = router, choice, subject
+    def __init__(self, table: RouteTable, choice: WeightedChoice, subject: bytes) -> None:
+        self._table, self._choice, self._subject = table, choice, subject
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         # It is still the client's message: no-echo applies, and a stream knows the publisher.
         chosen = self._choice.choose(self._subject)
-        return self._router.table.publish_for(session, chosen, reply, header, payload)
+        return self._table.publish_for(session, chosen, reply, header, payload)
 
     def has_interest(self, queue: bytes | None) -> bool:
         return True
 
 
-def set_subject_mappings(router: SubjectRouter, mappings: Sequence[SubjectMapping]) -> None:
-    """Set the subject mappings of an account; an empty sequence removes them."""
-    choices = [WeightedChoice(subject_mapping) for subject_mapping in mappings]
-    # A mapping of a literal subject takes precedence over one with wildcards.
-    choices.sort(key=lambda choice: not subjects.is_literal(choice.pattern))
+class AccountMappings:
+    """The compiled mappings of one account; `table` has its routes."""
 
-    def find_target(subject: bytes) -> ImportTarget | None:
-        for choice in choices:
+    __slots__ = ("_choices", "_table")
+
+    def __init__(self, table: RouteTable, mappings: Sequence[SubjectMapping]) -> None:
+        self._table = table
+        self._choices = [WeightedChoice(subject_mapping) for subject_mapping in mappings]
+        # A mapping of a literal subject takes precedence over one with wildcards.
+        self._choices.sort(key=lambda choice: not subjects.is_literal(choice.pattern))
+
+    def find_target(self, subject: bytes) -> ImportTarget | None:
+        """Return the target of the first mapping that matches; None if none does."""
+        for choice in self._choices:
             if subjects.matches(choice.pattern, subject):
-                return MappedTarget(router, choice, subject)
+                return MappedTarget(self._table, choice, subject)
         return None
 
-    router.set_client_mapping(find_target if choices else None)
+
+def set_subject_mappings(router: SubjectRouter, mappings: Sequence[SubjectMapping]) -> None:
+    """Set the subject mappings of an account; an empty sequence removes them."""
+    router.set_client_mapping(AccountMappings(router.table, mappings) if mappings else None)

@@ -48,6 +48,13 @@ class ImportPattern:
         raise NotImplementedError
 
 
+class ClientMapping(Protocol):
+    """Maps subjects that clients publish to."""
+
+    def find_target(self, subject: bytes) -> ImportTarget | None:
+        """Return where messages on a subject are sent instead; None if it is not mapped."""
+
+
 IndexEntry = Subscription | InternalSubscriber | ImportPattern | RemoteInterest
 
 
@@ -125,12 +132,14 @@ def queue_weight(entry: IndexEntry) -> int:
 
 
 def iter_entries(node: TrieNode, prefix: bytes) -> Iterator[tuple[bytes, IndexEntry]]:
-    """Iterate over all entries below a node, with their patterns."""
-    for entry in node.entries:
-        yield prefix[:-1], entry
-    for entry in node.rest:
-        yield prefix + subjects.REST, entry
-    for token, child in node.children.items():
-        yield from iter_entries(child, prefix + token + b".")
-    if node.star is not None:
-        yield from iter_entries(node.star, prefix + subjects.STAR + b".")
+    """Iterate over all entries below a node, with their patterns. A subject may have any number of tokens."""
+    waiting = [(node, prefix)]
+    while waiting:
+        node, prefix = waiting.pop()
+        for entry in node.entries:
+            yield prefix[:-1], entry
+        for entry in node.rest:
+            yield prefix + subjects.REST, entry
+        if node.star is not None:
+            waiting.append((node.star, prefix + subjects.STAR + b"."))
+        waiting += [(child, prefix + token + b".") for token, child in node.children.items()]

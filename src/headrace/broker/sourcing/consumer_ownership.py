@@ -69,10 +69,10 @@ def parse_owner(metadata: Mapping[str, str]) -> ConsumerOwner | None:
 
 
 def consumer_in_use_error(consumer: str, origin: str, owner: object) -> RequestError:
-    """Return the error for a copy whose consumer belongs to another stream."""
+    """Return the error for a mirror or source whose consumer belongs to another stream."""
     entry = errors.load_table()[_IN_USE]
     text = (
-        f"{entry.description}: {owner} reads stream {origin!r} with consumer {consumer!r}; give this copy a consumer name "
-        "of its own, or delete the consumer if its owner is gone"
+        f"{entry.description}: {owner} reads stream {origin!r} with consumer {consumer!r}; choose another consumer name "
+        "for this mirror or source, or delete the consumer if it is no longer used"
     )
     return RequestError(entry.code, entry.error_code, text)

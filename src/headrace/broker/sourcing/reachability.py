@@ -1,6 +1,7 @@
 """Watches whether an upstream is reachable, that is, whether its API subject has a subscriber.
 
 It only looks at interest, so it works for upstreams in this server, behind a leafnode connection, and in tests alike.
+See ADR 62.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from headrace.broker.sourcing.copy_writer import CopyWriter
 from headrace.broker.sourcing.reachability import ReachabilityWatch
 from headrace.broker.sourcing.upstream_consumer import ConsumerResponse, strategy_for
 from headrace.broker.sourcing.upstream_receiver import UpstreamReceiver
-from headrace.broker.sourcing.upstream_requests import IDENTITY, StartPosition, UpstreamRequest
+from headrace.broker.sourcing.upstream_requests import IDENTITY, StartPosition, Upstream, UpstreamRequest
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
 from headrace.jetstream_api import responses
@@ -47,31 +47,37 @@ class Replicator:
     __slots__ = (
         "_consumer_name",
         "_consumers_to_delete",
+        "_copiers",
         "_failures",
         "_heartbeat_timer",
         "_inbox",
-        "_jetstream",
         "_last_setup_ns",
         "_reachability",
         "_receiver",
         "_resume_seq",
+        "_router",
+        "_setup_timer",
         "_subscribed_subject",
         "_subscriber",
-        "_timer",
+        "_timers",
         "_waiting_for_consumer",
         "consumer_strategy",
         "error",
+        "upstream",
         "waiting_for_space",
         "writer",
     )
 
-    def __init__(self, jetstream: JetStreamContext, writer: CopyWriter) -> None:
-        self._jetstream = jetstream
+    def __init__(self, jetstream: JetStreamContext, upstream: Upstream, writer: CopyWriter) -> None:
+        self._router = jetstream.router
+        self._timers = jetstream.timers
+        self._copiers: dict[tuple[bytes, str], Replicator] = jetstream.copiers
+        self.upstream = upstream
         self.writer = writer
-        self.consumer_strategy = strategy_for(writer.upstream)
+        self.consumer_strategy = strategy_for(upstream)
         self.error: RequestError | None = None
         self.waiting_for_space = False  # the stream did not accept a message
-        self._receiver = UpstreamReceiver(jetstream, self, writer)
+        self._receiver = UpstreamReceiver(self, upstream, writer, jetstream.timers, jetstream.group_commit)
         self._resume_seq = -1  # up to where the replaced replicator acknowledged messages as stored
         self._last_setup_ns = 0
         self._failures = 0
@@ -81,7 +87,7 @@ class Replicator:
         self._subscriber: UpstreamReceiver | Replicator = self._receiver
         self._waiting_for_consumer = False
         self._consumer_name = b""
-        self._timer: TimerHandle | None = None
+        self._setup_timer: TimerHandle | None = None
         self._heartbeat_timer: TimerHandle | None = None
         self._reachability = ReachabilityWatch(jetstream.router, self._on_reachable)
 
@@ -90,19 +96,20 @@ class Replicator:
     def start(self) -> None:
         """Start at the end of this turn."""
         self._set_timer(0)
-        self._reachability.start(self.writer.upstream.reachability_subject)
+        self._reachability.start(self.upstream.reachability_subject)
 
     def stop(self) -> None:
         """Stop requests and deliveries."""
-        if self._jetstream.copiers.get(self._claim) is self:
-            del self._jetstream.copiers[self._claim]
+        key = self.upstream.consumer_key
+        if self._copiers.get(key) is self:
+            del self._copiers[key]
         self._cancel_timers()
         self._unsubscribe()
         self._reachability.stop()
 
     def _on_reachable(self) -> None:
         """Set up again without the pending backoff; earlier requests and deliveries may be lost."""
-        sometimes("the way to the origin is open again")
+        sometimes("upstream reachable again")
         self._failures = 0
         self.restart()
 
@@ -114,7 +121,7 @@ class Replicator:
         except (RequestError, StoreError):
             pass  # the stream accepts nothing more, or is being deleted itself
         if self._deletes:
-            self._send_delete(self.writer.upstream.make_delete_subject(self.consumer_name))
+            self._send_delete(self.upstream.make_delete_subject(self.consumer_name))
 
     def take_over(self, predecessor: Replicator) -> None:
         """Continue where a replicator with the same upstream and another consumer stops.
@@ -127,19 +134,20 @@ class Replicator:
         self._resume_seq = predecessor._receiver.acked_seq
         if predecessor._deletes and predecessor.consumer_name != self.consumer_name:
             self._consumers_to_delete.append(
-                predecessor.writer.upstream.make_delete_subject(predecessor.consumer_name)
+                predecessor.upstream.make_delete_subject(predecessor.consumer_name)
             )
         self._consumers_to_delete += predecessor._consumers_to_delete
 
     @property
     def consumer_name(self) -> bytes:
         """The name of the consumer at the upstream, as far as it is known."""
-        return self._consumer_name or self.consumer_strategy.name.encode()
+        strategy = self.consumer_strategy
+        return self._consumer_name or strategy.name.encode()
 
     @property
     def _deletes(self) -> bool:
         """Whether to delete the consumer with this replicator: not if another stream reads through it."""
-        return self.consumer_strategy.deletes_consumer and self._claim not in self._jetstream.copiers
+        return self.consumer_strategy.deletes_consumer and self.upstream.consumer_key not in self._copiers
 
     @property
     def num_pending(self) -> int:
@@ -147,16 +155,16 @@ class Replicator:
         return self._receiver.num_pending
 
     def _send_delete(self, subject: bytes) -> None:
-        self._jetstream.router.publish(subject, b"", b"", b"")
+        self._router.publish(subject, b"", b"", b"")
 
     def make_info(self, now_ns: int) -> responses.SourceStatus:
         """Build the status for the stream's info."""
-        entry, receiver = self.writer.upstream.entry, self._receiver
+        entry, receiver = self.upstream.entry, self._receiver
         return responses.SourceStatus(
             entry.name,
             entry.external,
             receiver.lag,
-            0 if self.writer.upstream.is_mirror else self.writer.stored_seq,
+            0 if self.upstream.is_mirror else self.writer.stored_seq,
             now_ns - receiver.last_received_ns if receiver.last_received_ns else -1,
             self.error,
             entry.filter_subject,
@@ -179,32 +187,24 @@ class Replicator:
             start_position = StartPosition(self._resume_seq + 1)
         self._request(self.consumer_strategy.first_request(start_position, self.writer.identity))
 
-    @property
-    def _claim(self) -> tuple[bytes, str]:
-        """The consumer that the configuration names: two replicators must not read through one."""
-        consumer = self.writer.upstream.entry.consumer
-        return self.writer.upstream.reachability_subject, consumer.name if consumer is not None else ""
-
     def _is_refused(self) -> bool:
         """Whether another stream of this account reads through the consumer; if so, retry later."""
-        origin, holder = self.writer.upstream, self._jetstream.copiers.get(self._claim)
-        if origin.entry.consumer is None or holder is None or holder is self:
+        upstream = self.upstream
+        holder = self._copiers.get(upstream.consumer_key)
+        if upstream.consumer is None or holder is None or holder is self:
             return False
-        self.error = consumer_in_use_error(
-            origin.entry.consumer.name, origin.entry.name, holder.writer.upstream.owner
-        )
+        self.error = consumer_in_use_error(upstream.durable_name, upstream.stream_name, holder.upstream.owner)
         self._failures += 1
         self.restart(min(BACKOFF_NS * self._failures, BACKOFF_NS_MAX))
         return True
 
     def _request(self, request: UpstreamRequest) -> None:
-        router = self._jetstream.router
-        self._inbox = Inbox(router, self._on_reply)
-        self._timer = self._jetstream.timers.after(request.timeout_ns, self._on_timeout)
-        router.publish(request.subject, self._inbox.subject, request.header, request.body)
+        self._inbox = Inbox(self._router, self._on_reply)
+        self._setup_timer = self._timers.after(request.timeout_ns, self._on_timeout)
+        self._router.publish(request.subject, self._inbox.subject, request.header, request.body)
 
     def _on_timeout(self) -> None:
-        sometimes("the origin does not answer")
+        sometimes("upstream request timed out")
         self._cancel_timers()
         self._on_error(0)
 
@@ -250,8 +250,8 @@ class Replicator:
         assert response.config is not None
         if self._is_refused():
             return
-        if self.writer.upstream.entry.consumer is not None:
-            self._jetstream.copiers[self._claim] = self
+        if self.upstream.consumer is not None:
+            self._copiers[self.upstream.consumer_key] = self
         upstream_identity, writer = identity.decode() if identity else "", self.writer
         if upstream_identity and writer.identity and upstream_identity != writer.identity:
             writer.reset_identity()
@@ -264,18 +264,18 @@ class Replicator:
             self._send_delete(self._consumers_to_delete.pop())
         self._receiver.start(self._consumer_name, response.delivered.stream_seq)
         self._subscribe(self.consumer_strategy.get_deliver_subject(response.config), self._receiver)
-        self._heartbeat_timer = self._jetstream.timers.after(HEARTBEAT_TIMEOUT_NS, self._check_heartbeat)
+        self._heartbeat_timer = self._timers.after(HEARTBEAT_TIMEOUT_NS, self._check_heartbeat)
 
     def _subscribe(self, subject: bytes, subscriber: UpstreamReceiver | Replicator) -> None:
         self._subscribed_subject, self._subscriber = subject, subscriber
         if subject:
-            self._jetstream.router.subscribe_internal(subject, subscriber)
+            self._router.subscribe_internal(subject, subscriber)
 
     def _unsubscribe(self) -> None:
         subject, self._subscribed_subject = self._subscribed_subject, b""
         self._waiting_for_consumer = self._receiver.active = False
         if subject:
-            self._jetstream.router.unsubscribe_internal(subject, self._subscriber)
+            self._router.unsubscribe_internal(subject, self._subscriber)
 
     # Restart
 
@@ -298,13 +298,13 @@ class Replicator:
         self._cancel_timers()
         self._unsubscribe()
         delay_ns = max(self._last_setup_ns + SETUP_INTERVAL_NS - self._now(), 0) + backoff_ns
-        if delay_ns or not self.writer.upstream.is_mirror:
+        if delay_ns or not self.upstream.is_mirror:
             delay_ns += jitter_ns()
         self._set_timer(delay_ns)
 
     def on_store_error(self) -> None:
         """Restart because the stream cannot store a message; the upstream will deliver it again."""
-        sometimes("a copy cannot be stored")
+        sometimes("copied message not stored")
         self.restart()
         self.waiting_for_space = True
 
@@ -315,28 +315,28 @@ class Replicator:
             self._set_timer(0)
 
     def _set_timer(self, delay_ns: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._jetstream.timers.after(delay_ns, self._setup)
+        if self._setup_timer is not None:
+            self._setup_timer.cancel()
+        self._setup_timer = self._timers.after(delay_ns, self._setup)
 
     def _check_heartbeat(self) -> None:
         """Restart if nothing arrived for too long."""
         self._heartbeat_timer = None
         if self._now() - self._receiver.last_received_ns > HEARTBEAT_TIMEOUT_NS:
-            sometimes("the origin is silent")
+            sometimes("upstream heartbeat missed")
             self.restart()
         else:
-            self._heartbeat_timer = self._jetstream.timers.after(HEARTBEAT_TIMEOUT_NS, self._check_heartbeat)
+            self._heartbeat_timer = self._timers.after(HEARTBEAT_TIMEOUT_NS, self._check_heartbeat)
 
     def _cancel_timers(self) -> None:
         """Cancel the timers and the pending request."""
-        for timer in (self._timer, self._heartbeat_timer):
+        for timer in (self._setup_timer, self._heartbeat_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._heartbeat_timer = None
+        self._setup_timer = self._heartbeat_timer = None
         if self._inbox is not None:
             self._inbox.close()
             self._inbox = None
 
     def _now(self) -> int:
-        return self._jetstream.timers.now_ns()
+        return self._timers.now_ns()

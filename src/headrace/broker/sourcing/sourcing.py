@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headrace.broker.sourcing.consumer_ownership import ConsumerOwner
-from headrace.broker.sourcing.copy_writer import MirrorWriter, SourceWriter
+from headrace.broker.sourcing.copy_writer import CopyWriter
+from headrace.broker.sourcing.mirror_writer import MirrorWriter
 from headrace.broker.sourcing.replicator import Replicator
 from headrace.broker.sourcing.source_positions import SourcePositions
+from headrace.broker.sourcing.source_writer import SourceWriter
+from headrace.broker.sourcing.staged_atomic_batch import PendingBatch
 from headrace.broker.sourcing.upstream_requests import Upstream
 from headrace.jetstream_api import responses
 from headrace.jetstream_api.configs import StreamConfig, StreamSource, copy_config
 from headrace.jetstream_api.names import short_hash
 from headrace.jetstream_api.validation.sourcing import make_index_name
+from headrace.storage import MetadataStore
 
 if TYPE_CHECKING:
     from headrace.broker.streams.stream_context import StreamContext
@@ -27,15 +31,17 @@ CAUGHT_UP_LAG = 10
 
 
 class Sourcing:
-    """The replicators of one stream, by index name."""
+    """The replicators of one stream, by index name; `metadata` is None for a stream in memory."""
 
-    __slots__ = ("_message_count", "_replicators", "_stream", "positions")
+    __slots__ = ("_jetstream", "_log", "_message_count", "_metadata", "_replicators", "_stream", "positions")
 
-    def __init__(self, stream: StreamContext) -> None:
+    def __init__(self, stream: StreamContext, metadata: MetadataStore | None) -> None:
         self._stream = stream
+        self._jetstream = stream.jetstream
+        self._log = stream.log
+        self._metadata = metadata
         self._replicators: dict[str, Replicator] = {}
         self._message_count = 0  # as of the last commit
-        metadata = None if stream.config.storage == "memory" else stream.jetstream.store.metadata
         self.positions = SourcePositions(metadata, stream.log.ident)
 
     # Configuration
@@ -48,7 +54,7 @@ class Sourcing:
         removed = {
             index: replicator
             for index, replicator in self._replicators.items()
-            if index not in entries or replicator.writer.upstream.entry.consumer != entries[index].consumer
+            if index not in entries or replicator.upstream.consumer != entries[index].consumer
         }
         for index in removed:
             del self._replicators[index]
@@ -61,28 +67,35 @@ class Sourcing:
     def _add_replicator(
         self, index: str, entry: StreamSource, config: StreamConfig, removed: dict[str, Replicator]
     ) -> None:
-        stream = self._stream
         is_mirror = config.mirror is not None
         sole_entry = sum(other.name == entry.name for other in _iter_entries(config)) == 1
         predecessor = self._find_predecessor(entry, removed)
         if predecessor is not None and not is_mirror:
             self._transfer_position(index, predecessor)
-        jetstream = stream.jetstream
-        server = short_hash(str(jetstream.store.store_id))
-        owner = ConsumerOwner(jetstream.account, jetstream.domain, stream.name, server)
-        upstream = Upstream(entry, owner, is_mirror=is_mirror, sole_entry=sole_entry)
-        writer = (
-            MirrorWriter(stream, upstream) if is_mirror else SourceWriter(stream, upstream, self.positions)
-        )
-        replicator = self._replicators[index] = Replicator(jetstream, writer)
+        upstream = Upstream(entry, self._make_owner(), is_mirror=is_mirror, sole_entry=sole_entry)
+        replicator = Replicator(self._jetstream, upstream, self._make_writer(upstream))
+        self._replicators[index] = replicator
         if predecessor is not None:
             replicator.take_over(predecessor)
         replicator.start()
 
+    def _make_owner(self) -> ConsumerOwner:
+        jetstream = self._jetstream
+        server = short_hash(str(jetstream.store.store_id))
+        return ConsumerOwner(jetstream.account, jetstream.domain, self._stream.name, server)
+
+    def _make_writer(self, upstream: Upstream) -> CopyWriter:
+        stream = self._stream
+        if upstream.is_mirror:
+            return MirrorWriter(stream, upstream)
+        timers = self._jetstream.timers
+        pending_batch = PendingBatch(stream, self._metadata, upstream.index_name, timers.now_ns())
+        return SourceWriter(stream, upstream, self.positions, pending_batch)
+
     def _find_predecessor(self, entry: StreamSource, removed: dict[str, Replicator]) -> Replicator | None:
         """Find a removed replicator that differs from the entry only in its consumer."""
         for index, replicator in removed.items():
-            if _strip_consumer(replicator.writer.upstream.entry) == _strip_consumer(entry):
+            if _strip_consumer(replicator.upstream.entry) == _strip_consumer(entry):
                 return removed.pop(index)
         return None
 
@@ -92,6 +105,10 @@ class Sourcing:
         if writer.stored_seq > saved.seq or writer.identity != saved.identity:
             self.positions.set(index, writer.stored_seq, writer.identity)
             self._stream.mark_dirty()
+
+    def restore_position(self, index: str, seq: int, identity: str) -> None:
+        """Set the position of a source from a backup, before the source starts."""
+        self.positions.set(index, seq, identity)
 
     # Life
 
@@ -111,7 +128,7 @@ class Sourcing:
     def prepare_commit(self) -> None:
         """Persist positions together with their copies, and retry copies if there is space again."""
         self.positions.save()
-        message_count, self._message_count = self._message_count, self._stream.log.messages
+        message_count, self._message_count = self._message_count, self._log.messages
         if message_count > self._message_count:
             for replicator in self._replicators.values():
                 replicator.on_space_available()
@@ -123,7 +140,7 @@ class Sourcing:
         infos = [
             replicator.make_info(now_ns)
             for replicator in self._replicators.values()
-            if replicator.writer.upstream.is_mirror
+            if replicator.upstream.is_mirror
         ]
         return infos[0] if infos else None
 
@@ -132,7 +149,7 @@ class Sourcing:
         return [
             replicator.make_info(now_ns)
             for replicator in self._replicators.values()
-            if not replicator.writer.upstream.is_mirror
+            if not replicator.upstream.is_mirror
         ]
 
     @property

@@ -2,7 +2,7 @@
 
 They are stored as metadata of the stream, so that they can be acknowledged to the upstream, and a restart continues
 where they end. Invariant: the first `durable` messages survive a crash; the rest, too large to be stored twice, is
-requested again. Knows nothing of when a batch is complete.
+requested again. Knows nothing of when a batch is complete. See ADR 63.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from headrace.storage import MetadataStore
 
 if TYPE_CHECKING:
     from headrace.broker.streams.stream_context import StreamContext
@@ -24,29 +26,27 @@ _TYPE = tuple[int, bytes, bytes, bytes]
 
 
 class PendingBatch:
-    """The members that one source holds back."""
+    """The members that one source holds back; `metadata` is None for a stream in memory."""
 
-    __slots__ = ("_key", "_stream", "bytes", "durable_count", "last_added_ns", "messages")
+    __slots__ = ("_key", "_metadata", "_stream", "bytes", "durable_count", "last_added_ns", "messages")
 
-    def __init__(self, stream: StreamContext, index: str) -> None:
+    def __init__(
+        self, stream: StreamContext, metadata: MetadataStore | None, index: str, now_ns: int
+    ) -> None:
         self._stream = stream
+        self._metadata = metadata
         self._key = KEY + b"%d/%s" % (stream.log.ident, index.encode())
         self.messages: list[SourcedMessage] = []
-        if self._is_persistent:
-            metadata = stream.jetstream.store.metadata
+        if metadata is not None:
             self.messages = [
                 msgspec.msgpack.decode(note, type=_TYPE) for note in metadata.get_operands(self._key) if note
             ]
         self.durable_count = len(self.messages)
         self.bytes = sum(map(_size, self.messages))
-        self.last_added_ns = stream.jetstream.timers.now_ns()
+        self.last_added_ns = now_ns
 
     def __bool__(self) -> bool:
         return bool(self.messages)
-
-    @property
-    def _is_persistent(self) -> bool:
-        return self._stream.config.storage != "memory"
 
     @property
     def durable_seq(self) -> int:
@@ -67,9 +67,9 @@ class PendingBatch:
         return size <= MEMBER_BYTES_MAX and self.bytes + size <= DURABLE_BYTES_MAX
 
     def _persist(self, message: SourcedMessage) -> None:
-        if self._is_persistent:
+        if self._metadata is not None:
             self._stream.reserve_frame_space(_size(message), 1)
-            self._stream.jetstream.store.metadata.merge(self._key, msgspec.msgpack.encode(message))
+            self._metadata.merge(self._key, msgspec.msgpack.encode(message))
             self._stream.mark_dirty()
 
     def rollback(self) -> None:
@@ -91,8 +91,8 @@ class PendingBatch:
 
     def clear(self) -> None:
         """Drop all members."""
-        if self._is_persistent and self.durable_count:
-            self._stream.jetstream.store.metadata.delete(self._key)
+        if self._metadata is not None and self.durable_count:
+            self._metadata.delete(self._key)
         self.messages, self.durable_count, self.bytes = [], 0, 0
 
     def take_over(self, other: PendingBatch) -> None:

@@ -1,7 +1,7 @@
 """Three strategies to get a consumer at the upstream, each as a sequence of requests and responses.
 
 Ephemeral: a new consumer at every setup. Server-managed: a durable one, created if it is missing and left alone if it
-belongs to another stream. User-managed: a durable one that somebody else creates; it is only ever reset. A strategy says
+belongs to another stream. User-managed: a durable one that the user creates; it is only ever reset. A strategy says
 what to request next; it knows neither time nor messages.
 """
 
@@ -81,13 +81,13 @@ class EphemeralConsumer:
 
 
 class UserManagedConsumer:
-    """Uses a durable consumer that somebody else creates."""
+    """Uses a durable consumer that the user creates."""
 
     deletes_consumer = False
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
-        consumer = upstream.entry.consumer
+        consumer = upstream.consumer
         assert consumer is not None
         self.name = consumer.name
         self.probe_subject = consumer.deliver_subject.encode()
@@ -129,8 +129,8 @@ class ServerManagedConsumer:
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
-        assert upstream.entry.consumer is not None
-        self.name = upstream.entry.consumer.name
+        assert upstream.consumer is not None
+        self.name = upstream.durable_name
         self.deletes_consumer = True  # unless it turns out to be another stream's
         self._start_position, self._identity = StartPosition(), ""
         self._step = _Step.LOOK
@@ -182,15 +182,15 @@ class ServerManagedConsumer:
         """
         own, found = self._upstream.owner, parse_owner(metadata)
         is_own = found is None or own.owns(found)
-        # A consumer made by hand, by nats-server or by an earlier version names no owner: somebody else may read
-        # through it.
+        # A consumer made by hand, by nats-server or by an earlier version names no owner: another client may
+        # read through it.
         is_unnamed = is_own and self._step is _Step.LOOK and (found is None or not found.server)
         is_heir = (
             found is not None and not is_own and own.may_take_over_from(found, is_bound=response.push_bound)
         )
         self.deletes_consumer = is_heir or (is_own and not (is_unnamed and response.push_bound))
         if not self.deletes_consumer:
-            raise consumer_in_use_error(self.name, self._upstream.entry.name, found or "somebody else")
+            raise consumer_in_use_error(self.name, self._upstream.stream_name, found or "another client")
         self._may_keep = is_own
         return self._step is _Step.LOOK and (is_heir or (is_unnamed and bool(own.server)))
 
@@ -211,7 +211,7 @@ ConsumerStrategy = EphemeralConsumer | UserManagedConsumer | ServerManagedConsum
 
 def strategy_for(upstream: Upstream) -> ConsumerStrategy:
     """Return the strategy that the configuration asks for."""
-    consumer = upstream.entry.consumer
+    consumer = upstream.consumer
     if consumer is None:
         return EphemeralConsumer(upstream)
     return ServerManagedConsumer(upstream) if consumer.server_managed else UserManagedConsumer(upstream)

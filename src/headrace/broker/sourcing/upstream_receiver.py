@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.routing.ack_subject import iter_selected_records, parse_ack_subject
 from headrace.broker.sourcing.copy_writer import CopyWriter
+from headrace.broker.sourcing.upstream_requests import Upstream
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
-    from headrace.broker.commit.jetstream_context import JetStreamContext
+    from headrace.broker.commit.group_commit import GroupCommit
     from headrace.broker.sourcing.replicator import Replicator
+    from headrace.broker.timers import Timers
     from headrace.storage.sequence_arrays import Seqs
 
 _STATUS = b"NATS/1.0 100 "
@@ -33,10 +35,12 @@ class UpstreamReceiver:
     __slots__ = (
         "_ack_prefix",
         "_consumer_name",
-        "_jetstream",
+        "_group_commit",
         "_last_consumer_seq",
         "_replicator",
         "_stored_position",
+        "_timers",
+        "_upstream",
         "_writer",
         "acked_seq",
         "active",
@@ -45,10 +49,19 @@ class UpstreamReceiver:
         "num_pending",
     )
 
-    def __init__(self, jetstream: JetStreamContext, replicator: Replicator, writer: CopyWriter) -> None:
-        self._jetstream = jetstream
+    def __init__(
+        self,
+        replicator: Replicator,
+        upstream: Upstream,
+        writer: CopyWriter,
+        timers: Timers,
+        group_commit: GroupCommit,
+    ) -> None:
         self._replicator = replicator
+        self._upstream = upstream
         self._writer = writer
+        self._timers = timers
+        self._group_commit = group_commit
         self.active = False  # False while the replicator restarts
         self.lag = 0
         self.num_pending = -1  # what the upstream last reported; -1 before that
@@ -63,7 +76,8 @@ class UpstreamReceiver:
     def start(self, consumer_name: bytes, delivered_seq: int) -> None:
         """Receive from this consumer; it has delivered everything up to `delivered_seq`."""
         self._consumer_name = consumer_name
-        self._ack_prefix = b"$JS.ACK.%s.%s.1." % (self._writer.upstream.entry.name.encode(), consumer_name)
+        stream_name = self._upstream.stream_name
+        self._ack_prefix = b"$JS.ACK.%s.%s.1." % (stream_name.encode(), consumer_name)
         self._last_consumer_seq = 0
         self.acked_seq = delivered_seq
         self._stored_position = (0, delivered_seq)
@@ -73,7 +87,7 @@ class UpstreamReceiver:
         """Handle a message or a status on the deliver subject."""
         if not self.active:
             return
-        self.last_received_ns = self._jetstream.timers.now_ns()
+        self.last_received_ns = self._timers.now_ns()
         if not payload and header.startswith(_STATUS):
             if reply:
                 self._on_flow_request(reply)
@@ -115,7 +129,7 @@ class UpstreamReceiver:
             return 0, 0
         if int(seqs[at]) <= self._writer.received_seq:
             return 0, 0
-        self.last_received_ns = self._jetstream.timers.now_ns()
+        self.last_received_ns = self._timers.now_ns()
         count = size = 0
         store = self._writer.store
         try:
@@ -151,11 +165,11 @@ class UpstreamReceiver:
             if consumer_seq == expected_seq:
                 self._advance(expected_seq, seq)
             elif consumer_seq < expected_seq:
-                sometimes("the origin counts anew")
+                sometimes("upstream consumer sequence restarted")
                 self._replicator.restart()  # the consumer was reset: its sequence starts from one again
             return
-        if consumer_seq != expected_seq and not (writer.upstream.is_mirror and seq == writer.stored_seq + 1):
-            sometimes("a gap in what arrives")
+        if consumer_seq != expected_seq and not (self._upstream.is_mirror and seq == writer.stored_seq + 1):
+            sometimes("gap in upstream deliveries")
             self._replicator.restart()
             return
         try:
@@ -180,7 +194,7 @@ class UpstreamReceiver:
         if not last.isdigit():
             return
         if int(last) not in (0, self._last_consumer_seq):
-            sometimes("a gap that a heartbeat tells of")
+            sometimes("gap reported by an upstream heartbeat")
             self._replicator.restart()
             return
         stalled_reply = headers.get(header, _STALLED)
@@ -193,12 +207,10 @@ class UpstreamReceiver:
         if self._writer.durable_seq > self._stored_position[1]:
             self._stored_position = (self._last_consumer_seq, self._writer.durable_seq)
         if stalled_reply:  # also before the first delivery: a reset consumer still waits for an earlier reply
-            self._jetstream.group_commit.publish_when_all_durable(stalled_reply, b"", b"", b"")
+            self._group_commit.publish_when_all_durable(stalled_reply, b"", b"", b"")
 
     def _on_flow_request(self, reply: bytes) -> None:
         """Reply once everything that arrived before the request is durable."""
         template = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
-        self._jetstream.group_commit.publish_when_all_durable(
-            reply, b"", template % self._stored_position, b""
-        )
+        self._group_commit.publish_when_all_durable(reply, b"", template % self._stored_position, b"")
         self.acked_seq = max(self.acked_seq, self._stored_position[1])

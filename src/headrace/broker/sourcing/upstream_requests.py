@@ -12,7 +12,7 @@ from headrace.broker.sourcing.consumer_ownership import ConsumerOwner
 from headrace.jetstream_api.configs import ConsumerConfig, StreamSource, to_public
 from headrace.jetstream_api.encode import dumps
 from headrace.jetstream_api.names import short_hash
-from headrace.jetstream_api.times import SECOND_NS, format_time
+from headrace.jetstream_api.times import SECOND_NS, format_time, parse_time_ns
 from headrace.jetstream_api.validation import sourcing
 from headrace.protocol import headers
 from headrace.protocol.nuid import nuid
@@ -46,13 +46,27 @@ class StartPosition(NamedTuple):
 class Upstream:
     """Builds the requests of one mirror or source entry."""
 
-    __slots__ = ("consumer_base_name", "entry", "index_name", "is_mirror", "owner", "upstream_name")
+    __slots__ = (
+        "consumer",
+        "consumer_base_name",
+        "durable_name",
+        "entry",
+        "index_name",
+        "is_mirror",
+        "owner",
+        "stream_name",
+        "upstream_name",
+    )
 
     def __init__(
         self, entry: StreamSource, owner: ConsumerOwner, *, is_mirror: bool, sole_entry: bool
     ) -> None:
         """`owner`: the stream that copies; `sole_entry`: no other entry of it has the same upstream."""
         self.entry = entry
+        self.stream_name = entry.name
+        self.consumer = entry.consumer
+        #: The name of the configured consumer; "" if the consumer is ephemeral.
+        self.durable_name = entry.consumer.name if entry.consumer is not None else ""
         self.is_mirror = is_mirror
         self.index_name = sourcing.make_index_name(entry)
         self.upstream_name = sourcing.make_upstream_name(entry)
@@ -75,7 +89,12 @@ class Upstream:
     @property
     def reachability_subject(self) -> bytes:
         """An API subject of the upstream: without a subscriber there, the upstream is not reachable."""
-        return self._make_api_subject(f"CONSUMER.CREATE.{self.entry.name}")
+        return self._make_api_subject(f"CONSUMER.CREATE.{self.stream_name}")
+
+    @property
+    def consumer_key(self) -> tuple[bytes, str]:
+        """The consumer that the configuration names, at its server: two replicators must not read through one."""
+        return self.reachability_subject, self.durable_name
 
     def _make_deliver_subject(self, token: str) -> str:
         kind = "M" if self.is_mirror else "S"
@@ -85,7 +104,7 @@ class Upstream:
 
     def get_stable_deliver_subject(self) -> str:
         """Return the deliver subject of a server-managed consumer: the configured one, or one that never changes."""
-        consumer = self.entry.consumer
+        consumer = self.consumer
         assert consumer is not None
         if consumer.deliver_subject:
             return consumer.deliver_subject
@@ -96,6 +115,13 @@ class Upstream:
         if self.entry.subject_transforms:
             return [each.src or ">" for each in self.entry.subject_transforms]
         return [self.entry.filter_subject] if self.entry.filter_subject else []
+
+    def get_configured_start(self) -> StartPosition:
+        """Return where a copy starts that has no position yet."""
+        entry = self.entry
+        if entry.opt_start_seq:
+            return StartPosition(entry.opt_start_seq)
+        return StartPosition(0, parse_time_ns(entry.opt_start_time) if entry.opt_start_time else 0)
 
     # Requests
 
@@ -127,26 +153,26 @@ class Upstream:
 
     def make_info_request(self) -> UpstreamRequest:
         """Make the request for the info of the durable consumer; it changes nothing."""
-        assert self.entry.consumer is not None
-        subject = self._make_api_subject(f"CONSUMER.INFO.{self.entry.name}.{self.entry.consumer.name}")
+        assert self.consumer is not None
+        subject = self._make_api_subject(f"CONSUMER.INFO.{self.stream_name}.{self.durable_name}")
         return UpstreamRequest(subject, b"", b"", _RESET_TIMEOUT_NS)
 
     def adopt(self, config: dict[str, Any]) -> UpstreamRequest:
         """Make the request that sets this stream as the owner of the durable consumer and changes nothing else."""
-        assert self.entry.consumer is not None
+        assert self.consumer is not None
         owner_fields = self.owner.metadata(mirror=self.is_mirror)
         changed = {**config, "metadata": {**config.get("metadata", {}), **owner_fields}}
-        body = {"stream_name": self.entry.name, "config": changed, "action": "update"}
-        tail = f"CONSUMER.CREATE.{self.entry.name}.{self.entry.consumer.name}"
+        body = {"stream_name": self.stream_name, "config": changed, "action": "update"}
+        tail = f"CONSUMER.CREATE.{self.stream_name}.{self.durable_name}"
         if config.get("filter_subject"):
             tail += f".{config['filter_subject']}"
         return UpstreamRequest(self._make_api_subject(tail), b"", dumps(body), _CREATE_TIMEOUT_NS)
 
     def make_create_durable_request(self, start_position: StartPosition) -> UpstreamRequest:
         """Make the request that creates the durable consumer of the configuration, if it does not exist."""
-        assert self.entry.consumer is not None
+        assert self.consumer is not None
         config = self._make_consumer_config(
-            start_position, self.entry.consumer.name, self.get_stable_deliver_subject()
+            start_position, self.durable_name, self.get_stable_deliver_subject()
         )
         config.durable_name, config.ack_policy, config.max_deliver = config.name, "flow_control", -1
         config.max_ack_pending = _MAX_ACK_PENDING
@@ -180,25 +206,25 @@ class Upstream:
     def _make_request(
         self, config: ConsumerConfig, header_fields: list[tuple[bytes, bytes]], *, named: bool = False
     ) -> UpstreamRequest:
-        tail = f"CONSUMER.CREATE.{self.entry.name}"
+        tail = f"CONSUMER.CREATE.{self.stream_name}"
         if named or config.filter_subject:
             tail += f".{config.name}"
         if config.filter_subject:
             tail += f".{config.filter_subject}"
         action = "create" if named else ""
-        body = {"stream_name": self.entry.name, "config": to_public(config), "action": action}
+        body = {"stream_name": self.stream_name, "config": to_public(config), "action": action}
         header = headers.build(header_fields) if header_fields else b""
         return UpstreamRequest(self._make_api_subject(tail), header, dumps(body), _CREATE_TIMEOUT_NS)
 
     def make_reset_request(self, identity: str) -> UpstreamRequest:
         """Make the request that resets the durable consumer to its ack floor."""
-        assert self.entry.consumer is not None
+        assert self.consumer is not None
         header_fields = [] if self.is_mirror else [(REQUIRED_API_LEVEL, b"5"), (IDENTITY, identity.encode())]
-        subject = self._make_api_subject(f"CONSUMER.RESET.{self.entry.name}.{self.entry.consumer.name}")
+        subject = self._make_api_subject(f"CONSUMER.RESET.{self.stream_name}.{self.durable_name}")
         return UpstreamRequest(
             subject, headers.build(header_fields) if header_fields else b"", b"", _RESET_TIMEOUT_NS
         )
 
     def make_delete_subject(self, consumer: bytes) -> bytes:
         """Return the subject of the request that deletes a consumer."""
-        return self._make_api_subject(f"CONSUMER.DELETE.{self.entry.name}.{consumer.decode()}")
+        return self._make_api_subject(f"CONSUMER.DELETE.{self.stream_name}.{consumer.decode()}")

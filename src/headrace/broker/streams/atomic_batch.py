@@ -1,6 +1,6 @@
 """Atomic batches: messages that become part of the stream together, in one frame, or not at all.
 
-Members are staged in memory, visible to nobody, until the one that commits. Then every check is made against the stream
+Members are staged in memory, invisible to clients, until the one that commits. Then every check is made against the stream
 as it was before the batch; the first that fails rejects the whole batch. Staging is bounded: messages per batch, batches
 per stream and per account, bytes per account, and time: a batch without traffic is abandoned.
 """
@@ -101,10 +101,11 @@ def get_batch_id(header_map: Mapping[bytes, bytes]) -> bytes:
 class AtomicBatches:
     """The open batches of one stream."""
 
-    __slots__ = ("_budget", "_open", "_stream")
+    __slots__ = ("_budget", "_jetstream", "_open", "_stream")
 
     def __init__(self, stream: StreamContext, budget: AtomicBatchBudget) -> None:
         self._stream = stream
+        self._jetstream = stream.jetstream
         self._budget = budget
         self._open: dict[bytes, AtomicBatch] = {}
 
@@ -131,13 +132,13 @@ class AtomicBatches:
     # Checks of one message, in nats-server's order
 
     def _check_message(self, member: BatchMember, name: bytes) -> None:
-        config = self._stream.config
+        config, limits = self._stream.config, self._budget.limits
         if config.sealed:
             raise ApiError.STREAM_SEALED()
         size = len(member.header) + len(member.payload)
-        if self._budget.bytes + size > self._budget.limits.bytes_per_server:
+        if self._budget.bytes + size > limits.bytes_per_server:
             raise ApiError.INSUFFICIENT_RESOURCES()
-        if self._stream.jetstream.has_quota(config.storage):
+        if self._jetstream.has_quota(config.storage):
             publish_checks.check_account_quota(self._stream, member.subject, member.header, member.payload)
         if 0 <= config.max_msg_size < size:
             raise ApiError.STREAM_MESSAGE_EXCEEDS_MAXIMUM()
@@ -163,11 +164,11 @@ class AtomicBatches:
         if position != 1:
             if position - end_only > limits.messages:
                 raise ApiError.ATOMIC_PUBLISH_TOO_LARGE_BATCH(size=limits.messages)
-            sometimes("a member of no batch")
+            sometimes("batch message without an open batch")
             self._send_abandoned_advisory(name, "unknown")
             raise ApiError.ATOMIC_PUBLISH_INCOMPLETE_BATCH()
         if len(self._open) >= limits.per_stream or self._budget.open_batches >= limits.per_server:
-            sometimes("too many batches")
+            sometimes("too many open atomic batches")
             raise ApiError.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT()
         batch = self._open[name] = AtomicBatch(name, self._budget)
         self._budget.open_batches += 1
@@ -186,11 +187,11 @@ class AtomicBatches:
             self._abandon(batch, "unsupported")
             raise ApiError.REQUIRED_API_LEVEL()
         if position != len(batch.members) + 1 or (end_only and position == 1):
-            sometimes("a batch has a gap")
+            sometimes("gap in an atomic batch")
             self._abandon(batch, "incomplete")
             raise ApiError.ATOMIC_PUBLISH_INCOMPLETE_BATCH()
         if position - end_only > limits.messages:
-            sometimes("a batch is too large")
+            sometimes("atomic batch too large")
             self._abandon(batch, "large")
             raise ApiError.ATOMIC_PUBLISH_TOO_LARGE_BATCH(size=limits.messages)
 
@@ -206,29 +207,31 @@ class AtomicBatches:
         else:
             batch.needs_checks = True
             batch.add(member, size)
-        self._stream.fast_path.open_batch = batch
-        jetstream, timeout_ns = self._stream.jetstream, self._budget.limits.timeout_ns
+        fast_path, limits, jetstream = self._stream.fast_path, self._budget.limits, self._jetstream
+        fast_path.open_batch = batch
+        timeout_ns = limits.timeout_ns
         batch.deadline_ns = jetstream.clock_ns() + timeout_ns
         if batch.timer is None:
             batch.timer = jetstream.timers.after(timeout_ns, lambda: self._check_timeout(batch))
 
     def _check_timeout(self, batch: AtomicBatch) -> None:
         """Abandon the batch if nothing arrived since, else arm the timer again."""
-        jetstream = self._stream.jetstream
+        jetstream, limits = self._jetstream, self._budget.limits
         left_ns = batch.deadline_ns - jetstream.clock_ns()
         # More than the whole timeout can only be left if the clock was set back; then nothing arrived since.
-        if 0 < left_ns <= self._budget.limits.timeout_ns:
+        if 0 < left_ns <= limits.timeout_ns:
             batch.timer = jetstream.timers.after(left_ns, lambda: self._check_timeout(batch))
             return
-        sometimes("a batch is not finished in time")
+        sometimes("atomic batch timed out")
         self._abandon(batch, "timeout")
 
     def _close(self, batch: AtomicBatch) -> None:
         batch.open = False
         if self._open.pop(batch.name, None) is None:
             return
-        if self._stream.fast_path.open_batch is batch:
-            self._stream.fast_path.open_batch = None
+        fast_path = self._stream.fast_path
+        if fast_path.open_batch is batch:
+            fast_path.open_batch = None
         self._budget.open_batches -= 1
         self._budget.bytes -= batch.bytes
         if batch.timer is not None:
@@ -240,12 +243,9 @@ class AtomicBatches:
 
     def _send_abandoned_advisory(self, name: bytes, reason: str) -> None:
         stream, batch_name = self._stream, name.decode("utf-8", "replace")
-        stream.jetstream.advisories.publish(
-            advisories.make_batch_abandoned, "", stream.name, batch_name, reason
-        )
-        stream.jetstream.event_history.record(
-            stream.jetstream.clock_ns(), "abandoned", stream.name, f"{batch_name}: {reason}"
-        )
+        sender = self._jetstream.advisories
+        sender.publish(advisories.make_batch_abandoned, "", stream.name, batch_name, reason)
+        stream.record_event("abandoned", f"{batch_name}: {reason}")
 
     def clear(self) -> None:
         """Drop all batches without advisories: the stream is deleted, or batches were disabled."""
@@ -268,9 +268,7 @@ class AtomicBatches:
             self._reserve(batch)
             seq = self._store_plain(batch.members)
         batch_name = batch.name.decode("utf-8", "replace")
-        stream.jetstream.event_history.record(
-            stream.jetstream.clock_ns(), "batch", stream.name, f"{batch_name}: {count} messages"
-        )
+        stream.record_event("batch", f"{batch_name}: {count} messages")
         return b'%b%d,"batch":%b,"count":%d}' % (stream.pub_ack_prefix, seq, dumps(batch_name), count)
 
     def _reserve(self, batch: AtomicBatch) -> None:
@@ -283,9 +281,10 @@ class AtomicBatches:
         time_ns = stream.jetstream.reserve_times(len(members))
         first = stream.log.append_many(members, time_ns, step_ns=1)
         fast_path.last_message_id = b""
-        if fast_path.after_append is not None:
+        if fast_path.calls_after_append:
+            retention = stream.retention
             for index, member in enumerate(members):
-                fast_path.after_append(member[0], first + index, time_ns + index, 0)
+                retention.after_append(member[0], first + index, time_ns + index, 0)
         return stream.log.last_seq
 
     def _store_each(self, members: list[BatchMember]) -> int:

@@ -48,25 +48,27 @@ class CommitCheck:
 
     def check(self) -> None:
         """Raise the error of the first member that may not be stored."""
-        self._stream.retention.enforce()
+        stream = self._stream
+        stream.retention.enforce()
         for index, member in enumerate(self._members):
             self._index = index
             if len(member.header) > publish_checks.HEADER_BYTES_MAX:
                 raise ApiError.STREAM_HEADER_EXCEEDS_MAXIMUM()
             if member.header_map.get(publish_checks.EXPECTED_LAST_MSG_ID):
                 raise ApiError.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH(header="Nats-Expected-Last-Msg-Id")
-            publish_checks.check_counter(self._stream, member.header_map, member.payload)
+            publish_checks.check_counter(stream, member.header_map, member.payload)
             self._check_member(member)
             self._check_discard_new(member)
             self._added_by_subject[member.subject] = self._added_by_subject.get(member.subject, 0) + 1
         if self._counter_totals is not None:  # the sums have made them larger
             size = sum(len(each.subject) + len(each.header) + len(each.payload) for each in self._members)
-            self._stream.reserve_frame_space(size, len(self._members))
+            stream.reserve_frame_space(size, len(self._members))
         self._check_account()
 
     def _check_account(self) -> None:
         """Check that the whole batch fits into the account's quota."""
-        stream, jetstream, storage = self._stream, self._stream.jetstream, self._stream.config.storage
+        stream = self._stream
+        jetstream, storage = stream.jetstream, stream.config.storage
         quota = jetstream.quota(storage)
         if quota < 0:
             return
@@ -102,7 +104,8 @@ class CommitCheck:
         if not value:
             return 0
         kind, seconds = parse_ttl(value)
-        if not self._stream.config.allow_msg_ttl and kind != TTL_NONE:
+        config = self._stream.config
+        if not config.allow_msg_ttl and kind != TTL_NONE:
             raise ApiError.MESSAGE_TTL_DISABLED()
         if kind not in (TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO):
             raise ApiError.MESSAGE_TTL_INVALID()
@@ -116,7 +119,7 @@ class CommitCheck:
         dedup = self._stream.dedup
         is_duplicate = dedup is not None and dedup.find(message_id, self._now_ns)
         if is_duplicate or message_id in self._batch_message_ids:
-            sometimes("a batch repeats an id")
+            sometimes("duplicate message id in an atomic batch")
             raise ApiError.ATOMIC_PUBLISH_CONTAINS_DUPLICATE_MESSAGE()
         self._batch_message_ids.add(message_id)
 

@@ -98,8 +98,8 @@ class CounterTotals:
         if sources:
             header = _set_header(header, SOURCES, dumps(_sort_sources(sources)))
         payload = b'{"val":"%b"}' % str(total).encode()
-        size_max = self._stream.config.max_msg_size
-        if 0 <= size_max < len(header) + len(payload):
+        config = self._stream.config
+        if 0 <= config.max_msg_size < len(header) + len(payload):
             raise ApiError.STREAM_MESSAGE_EXCEEDS_MAXIMUM()
         return header, payload
 

@@ -50,12 +50,12 @@ def remove_with_marker(stream: StreamContext, seq: int, reason: str) -> bool:
         return True
     if stream.config.sealed:
         return False  # it accepts nothing more, so the last message of a subject stays, as in nats-server
-    sometimes("a marker is placed")
+    sometimes("delete marker stored")
     ttl_s = stream.config.subject_delete_marker_ttl // SECOND_NS
     marker_header, now_ns = _make_header(ttl_s, reason), stream.jetstream.now_ns()
     stream.store(subject, marker_header, b"", now_ns, ttl_s, rollup=b"sub", forced=True)
     subject_text = subject.decode("utf-8", "replace")
-    stream.jetstream.event_history.record(now_ns, "marker", stream.name, f"{subject_text} ({reason})")
+    stream.record_event("marker", f"{subject_text} ({reason})")
     return True
 
 

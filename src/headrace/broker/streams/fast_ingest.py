@@ -1,14 +1,14 @@
-"""Fast ingest: batches of any length whose members are stored as they arrive, with one ack for every so many.
+"""Fast ingest: batches of any length whose members are stored as they arrive, with one ack per group of messages.
 
 The reply subject tells what a member is: `<prefix>.<id>.<flow>.<ok|fail>.<position>.<operation>.$FI`. Each member is
 checked and stored like a single message; only the replies differ. Nothing is staged, so an open batch is a handful of
-numbers; batches are bounded by their count and by time: one without traffic is dropped.
+numbers; batches are bounded by their count and by time: one without traffic is dropped. See ADR 40.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headrace.broker.streams import publish_checks
 from headrace.broker.streams.publish_checks import DuplicateMessage
@@ -120,13 +120,23 @@ class FastIngestBatch:
         self.timer: TimerHandle | None = None
 
 
+class MemberProcessor(Protocol):
+    """Checks and stores the members of batches."""
+
+    def process_fast_ingest(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """Check and store a member like a single message; return its sequence."""
+
+
 class FastIngestBatches:
     """The open fast batches of one stream."""
 
-    __slots__ = ("_budget", "_open", "_stream")
+    __slots__ = ("_budget", "_group_commit", "_open", "_processor", "_stream", "_timers")
 
-    def __init__(self, stream: StreamContext, budget: FastIngestBudget) -> None:
+    def __init__(self, stream: StreamContext, processor: MemberProcessor, budget: FastIngestBudget) -> None:
         self._stream = stream
+        self._processor = processor
+        self._timers = stream.jetstream.timers
+        self._group_commit = stream.group_commit
         self._budget = budget
         self._open: dict[bytes, FastIngestBatch] = {}
 
@@ -136,12 +146,13 @@ class FastIngestBatches:
     def on_publish(
         self, session: Session, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
-        """Handle a message whose reply subject says that it belongs to a fast-ingest batch."""
+        """Handle a message whose reply subject marks it as part of a fast-ingest batch."""
         try:
             parsed = self._parse_and_check(reply, header, payload)
             batch = self._get_or_open(parsed)
             header = self._check_api_level(batch, header)
-            batch.deadline_ns = self._stream.jetstream.timers.now_ns() + self._budget.limits.timeout_ns
+            limits = self._budget.limits
+            batch.deadline_ns = self._timers.now_ns() + limits.timeout_ns
             if parsed.operation == PING:
                 self._on_ping(batch, parsed, reply)
             elif self._is_next(batch, parsed, reply):
@@ -181,8 +192,7 @@ class FastIngestBatches:
         batch = self._open[parsed.id] = FastIngestBatch(parsed.id, parsed.gap_ok, parsed.flow)
         self._budget.open_batches += 1
         batch.flow = 1 if len(self._open) > 1 else min(_FLOW_SHARED, parsed.flow)
-        timers = self._stream.jetstream.timers
-        batch.timer = timers.after(limits.timeout_ns, lambda: self._check_timeout(batch))
+        batch.timer = self._timers.after(limits.timeout_ns, lambda: self._check_timeout(batch))
         return batch
 
     def _check_api_level(self, batch: FastIngestBatch, header: bytes) -> bytes:
@@ -249,7 +259,7 @@ class FastIngestBatches:
     def _store(self, subject: bytes, header: bytes, payload: bytes) -> int:
         stream = self._stream
         try:
-            return stream.process_fast_ingest(subject, header, payload)
+            return self._processor.process_fast_ingest(subject, header, payload)
         except StoreError as store_error:
             raise stream.jetstream.to_api_error(store_error) from store_error
 
@@ -285,14 +295,14 @@ class FastIngestBatches:
     # Replies; each waits for the frame with the messages it refers to
 
     def _reply_after_commit(self, reply: bytes, text: bytes) -> None:
-        if not self._stream.config.no_ack:
-            self._stream.group_commit.reply_after_commit(reply, b"", b"", text)
+        config = self._stream.config
+        if not config.no_ack:
+            self._group_commit.reply_after_commit(reply, b"", b"", text)
 
     def _reply_error(self, reply: bytes, api_error: RequestError) -> None:
-        if not self._stream.config.no_ack:
-            self._stream.group_commit.reply_error(
-                reply, errors.encode_pub_ack_error(self._stream.name, api_error)
-            )
+        config = self._stream.config
+        if not config.no_ack:
+            self._group_commit.reply_error(reply, errors.encode_pub_ack_error(config.name, api_error))
 
     def _send_flow(self, batch: FastIngestBatch, reply: bytes) -> None:
         self._reply_after_commit(
@@ -334,7 +344,7 @@ class FastIngestBatches:
 
     def _check_timeout(self, batch: FastIngestBatch) -> None:
         """Close the batch if nothing arrived since, else arm the timer again."""
-        timers = self._stream.jetstream.timers
+        timers = self._timers
         if batch.deadline_ns > timers.now_ns():
             batch.timer = timers.at_monotonic(batch.deadline_ns, lambda: self._check_timeout(batch))
         else:

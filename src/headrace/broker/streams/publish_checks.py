@@ -2,7 +2,7 @@
 
 A message without special headers, or with only an id or a TTL, on a stream without special limits never gets here unless
 it is a duplicate (see `PublishFastPath`). The checks run against accepted, not committed, state: the reply is sent only
-after everything it depends on is durable.
+after everything it depends on is durable. See ADR 7.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def check_expectations(stream: StreamContext, subject: bytes, header_map: Mappin
     if expected := header_map.get(EXPECTED_LAST_SUBJECT_SEQ):
         last = stream.find_last_seq(header_map.get(EXPECTED_LAST_SUBJECT) or subject)
         if parse_number(expected) != last:
-            sometimes("another last sequence of the subject")
+            sometimes("wrong last sequence of the subject")
             raise ApiError.STREAM_WRONG_LAST_SEQUENCE(seq=last)
     elif header_map.get(EXPECTED_LAST_SUBJECT):
         raise ApiError.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID()
     expected = header_map.get(EXPECTED_LAST_SEQ)
     if expected and parse_number(expected) != stream.log.last_seq:
-        sometimes("another last sequence")
+        sometimes("wrong last sequence")
         raise ApiError.STREAM_WRONG_LAST_SEQUENCE(seq=stream.log.last_seq)
     if header_map.get(STREAM_SOURCE):
         raise ApiError.MESSAGE_SOURCE_HDR_NOT_ALLOWED()
@@ -129,11 +129,10 @@ def check_message_id(stream: StreamContext, header_map: Mapping[bytes, bytes], n
         if seq:
             raise DuplicateMessage(seq)
     expected = header_map.get(EXPECTED_LAST_MSG_ID)
-    if expected and expected != stream.fast_path.last_message_id:
-        sometimes("another last id")
-        raise ApiError.STREAM_WRONG_LAST_MSG_ID(
-            id=stream.fast_path.last_message_id.decode("utf-8", "replace")
-        )
+    last_id = stream.fast_path.last_message_id
+    if expected and expected != last_id:
+        sometimes("wrong last message id")
+        raise ApiError.STREAM_WRONG_LAST_MSG_ID(id=last_id.decode("utf-8", "replace"))
     return message_id
 
 
@@ -179,7 +178,7 @@ def check_account_quota(stream: StreamContext, subject: bytes, header: bytes, pa
     if quota >= 0 and not jetstream.storage_usage.reserve(
         storage, stream.compute_stored_size(subject, header, payload), quota
     ):
-        sometimes("the account is full")
+        sometimes("account storage limit reached")
         raise ApiError.ACCOUNT_RESOURCES_EXCEEDED()
 
 
@@ -203,7 +202,7 @@ def check_discard_new(
         raise ApiError.STREAM_STORE_FAILED(err="maximum messages per subject exceeded")
     stream.retention.enforce()
     if 0 < config.max_msgs <= log.messages and not replaces_oldest:
-        sometimes("the stream is full")
+        sometimes("stream limit reached with discard new")
         raise ApiError.STREAM_STORE_FAILED(err="maximum messages exceeded")
     if config.max_bytes <= 0:
         return
@@ -234,7 +233,7 @@ def apply_min_ttl(stream: StreamContext, header: bytes, ttl_s: int) -> tuple[byt
     min_ttl_s = config.subject_delete_marker_ttl // SECOND_NS
     if not 0 < ttl_s < min_ttl_s or config.max_msgs_per_subject == 1:
         return header, ttl_s
-    sometimes("a lifetime is raised")
+    sometimes("message TTL raised to the delete marker TTL")
     return headers.replace(header, TTL, b"%d" % min_ttl_s), min_ttl_s
 
 

@@ -7,26 +7,31 @@ stream's consumers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.broker.streams import delete_markers
+from headrace.broker.streams import delete_markers, purge
 from headrace.broker.streams.ttl import SECOND_NS, TTL_EXEMPT, MaxAgeIndex, TtlIndex
 from headrace.code_probes import sometimes
 from headrace.jetstream_api.configs import StreamConfig
 from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import subjects
+from headrace.storage.log import bulk_trim
 
 if TYPE_CHECKING:
-    from headrace.broker.streams.stream_context import StreamContext
+    from headrace.broker.streams.stream_context import InterestContext, StreamContext
     from headrace.broker.timers import TimerHandle
 
 _LOOKAHEAD = 1024
-#: A sweep removes this many at a time, so that publishers never wait long for it.
+#: So many messages are removed at a time, so that no client waits long; with markers each costs far more.
 _SLICE = 16_384
-_MARKED_SLICE = 1_024
+_MARKED_SLICE = 256
+#: So many of the oldest messages are removed at a time, which costs least.
+_PREFIX_SLICE = 65_536
+#: So many rows are searched at a time for messages beyond the limit per subject.
+_SEARCH_ROWS = 65_536
 #: Sweeps run on a grid of 100 ms: never early, and well within the promised 250 ms.
 _GRID_NS = 100_000_000
 _NO_DEADLINE = 1 << 63
@@ -37,23 +42,37 @@ class Retention:
 
     __slots__ = (
         "_bytes_max",
+        "_consumer_set",
+        "_jetstream",
+        "_log",
         "_max_age_index",
         "_messages_max",
         "_next_expiry_ns",
         "_stream",
         "_subject_max",
+        "_subject_trim_seq",
+        "_sweep_scheduled",
         "_timer",
         "_timer_at_ns",
         "_ttl_index",
+        "expires_messages",
     )
 
-    def __init__(self, stream: StreamContext) -> None:
+    def __init__(self, stream: StreamContext, consumer_set: InterestContext) -> None:
         self._stream = stream
+        self._log = stream.log
+        self._jetstream = stream.jetstream
+        self._consumer_set = consumer_set
+        self.expires_messages = False
         self._timer: TimerHandle | None = None
+        self._sweep_scheduled = False
         self._timer_at_ns = self._next_expiry_ns = _NO_DEADLINE
         self._max_age_index: MaxAgeIndex | None = None
         self._ttl_index: TtlIndex | None = None
         self._messages_max = self._bytes_max = self._subject_max = 0
+        self._subject_trim_seq = (
+            0  # from where on messages are checked against a lower limit per subject; 0: nowhere
+        )
 
     def configure(self, config: StreamConfig) -> None:
         """Apply new limits; lower ones take effect at once."""
@@ -63,18 +82,18 @@ class Retention:
         self._bytes_max = 0 if discards_new else max(config.max_bytes, 0)
         self._subject_max = max(config.max_msgs_per_subject, 0)
         if self._subject_max and (not old_subject_max or self._subject_max < old_subject_max):
-            self._trim_all_subjects()
-        log = self._stream.log
+            self._subject_trim_seq = 1
+        self.expires_messages = bool(config.max_age or config.allow_msg_ttl)
+        log = self._log
         self._max_age_index = MaxAgeIndex(log, config.max_age) if config.max_age else None
         if config.allow_msg_ttl and self._ttl_index is None:
-            self._ttl_index = TtlIndex(log, self._stream.jetstream.clock_ns())
+            self._ttl_index = TtlIndex(log, self._jetstream.clock_ns())
         self._next_expiry_ns = 0
 
     def has_interest(self, subject: bytes) -> bool:
         """Whether a consumer of an interest stream wants this subject; always true for other streams."""
-        if self._stream.config.retention != "interest":
-            return True
-        return self._stream.consumer_set.has_interest(subject)
+        config = self._stream.config
+        return config.retention != "interest" or self._consumer_set.has_interest(subject)
 
     # Removal
 
@@ -107,19 +126,43 @@ class Retention:
     # Limits
 
     def enforce(self) -> None:
-        """Remove acknowledged and expired messages and enforce limits, before state is shown."""
+        """Remove acknowledged and expired messages and enforce limits, before state is shown.
+
+        A backlog larger than a slice is left to the sweep, which runs on.
+        """
         if self._next_expiry_ns != _NO_DEADLINE:
-            self.expire_due(self._stream.jetstream.clock_ns())
+            self.expire_slice(self._jetstream.clock_ns())
         self.apply_limits()
 
     def apply_limits(self) -> None:
-        """Remove acknowledged messages, and the oldest ones beyond the limits."""
-        self._stream.consumer_set.remove_acked()
-        log = self._stream.log
+        """Remove acknowledged messages, and the oldest ones beyond the limits, at most a slice of them."""
+        self._consumer_set.remove_acked()
+        log = self._log  # the checks of `is_over_limit`, inline: this runs for every direct get
+        if 0 < self._messages_max < log.messages or 0 < self._bytes_max < log.bytes or self._subject_trim_seq:
+            self._apply_slice()
+            if self.is_over_limit():
+                self._schedule_sweep()
+
+    def is_over_limit(self) -> bool:
+        """Return whether a limit that was lowered has not been reached yet."""
+        log = self._log
+        return (
+            0 < self._messages_max < log.messages
+            or (0 < self._bytes_max < log.bytes and log.messages > 0)
+            or self._subject_trim_seq > 0
+        )
+
+    def _apply_slice(self) -> None:
+        log = self._log
         if self._messages_max and log.messages > self._messages_max:
-            self._remove_oldest(log.messages - self._messages_max)
-        while self._bytes_max and log.bytes > self._bytes_max and log.messages:
-            self.remove_below(log.find_next(None, log.first_seq) + 1)
+            self._remove_oldest(min(log.messages - self._messages_max, _PREFIX_SLICE))
+        if self._bytes_max and log.bytes > self._bytes_max and log.messages:
+            self.remove_below(bulk_trim.find_cut_for_bytes(log, log.bytes - self._bytes_max, _PREFIX_SLICE))
+        if self._subject_trim_seq:
+            seqs, self._subject_trim_seq = bulk_trim.find_over_subject_limit(
+                log, self._subject_max, self._subject_trim_seq, _SEARCH_ROWS
+            )
+            self.remove(seqs)
 
     def trim_subject(self, subject: bytes) -> None:
         """Remove the oldest messages of a subject beyond its limit."""
@@ -135,20 +178,11 @@ class Retention:
                 stream.on_messages_removed((seq,))
 
     def _remove_oldest(self, count: int) -> None:
-        log = self._stream.log
+        log = self._log
         while count > 0:
             oldest = log.find_seqs(None, log.first_seq, log.first_seq + max(count, _LOOKAHEAD))[:count]
             self.remove_below(int(oldest[-1]) + 1)
             count -= len(oldest)
-
-    def _trim_all_subjects(self) -> None:
-        over_limit = [
-            s for s, count in self._stream.log.iter_subject_counts(None) if count > self._subject_max
-        ]
-        for subject in over_limit:
-            self.trim_subject(subject)
-        if over_limit:
-            self._stream.mark_dirty()
 
     def apply_rollup(self, subject: bytes, seq: int, *, everything: bool) -> None:
         """Remove the messages that message `seq` replaces, on its subject or in the whole stream."""
@@ -158,10 +192,17 @@ class Retention:
         if subjects.is_literal(subject):
             self._trim_to_newest(subject, 1)
         else:  # a wildcard in a published subject is an ordinary token, except in a purge
-            log = self._stream.log
+            log = self._log
             self.remove(log.find_seqs(log.get_filter((subject,)), log.first_seq, seq - 1))
 
     # Expiry
+
+    def after_append(self, subject: bytes, seq: int, time_ns: int, ttl_s: int) -> None:
+        """Track the age of a stored message and apply the limit per subject."""
+        if self.expires_messages:
+            self.track_expiry(seq, time_ns, ttl_s)
+        if self._subject_max:
+            self.trim_subject(subject)
 
     def track_expiry(self, seq: int, time_ns: int, ttl_s: int) -> None:
         """Record when a stored message expires."""
@@ -191,17 +232,32 @@ class Retention:
         """Remove a slice when the timer fires, and leave the rest to the next turn."""
         self._timer = None
         self._timer_at_ns = _NO_DEADLINE
-        stream = self._stream
-        now_ns = stream.jetstream.clock_ns()
+        now_ns = self._jetstream.clock_ns()
         if self._next_expiry_ns <= now_ns:
             self._expire_some(now_ns)
-        if self._next_expiry_ns <= now_ns:
-            stream.jetstream.call_soon(self._sweep)
+        if self.is_over_limit():
+            self._apply_slice()
+            self._stream.mark_dirty()
+        if self._next_expiry_ns <= now_ns or self.is_over_limit():
+            self._schedule_sweep()
         else:
             self._arm_timer()
 
+    def _schedule_sweep(self) -> None:
+        """Continue at the end of this turn of the event loop."""
+        if not self._sweep_scheduled:
+            self._sweep_scheduled = True
+            self._jetstream.call_soon(self._run_scheduled_sweep)
+
+    def _run_scheduled_sweep(self) -> None:
+        self._sweep_scheduled = False
+        if not self._stream.closed:
+            self.stop()
+            self._sweep()
+
     def _expire_some(self, now_ns: int) -> None:
-        limit = _MARKED_SLICE if self._stream.config.subject_delete_marker_ttl > 0 else _SLICE
+        config = self._stream.config
+        limit = _MARKED_SLICE if config.subject_delete_marker_ttl > 0 else _SLICE
         for expiry_index in (self._ttl_index, self._max_age_index):
             if expiry_index is not None:
                 due = expiry_index.pop_due(now_ns, limit)
@@ -223,8 +279,7 @@ class Retention:
             else self.remove(seqs)
         )
         if count:
-            now_ns = stream.jetstream.clock_ns()
-            stream.jetstream.event_history.record(now_ns, "expired", stream.name, f"{count} aged out", count)
+            stream.record_event("expired", f"{count} expired", count)
         stream.mark_dirty()
 
     def _arm_timer(self) -> None:
@@ -236,7 +291,8 @@ class Retention:
             return
         self.stop()
         self._timer_at_ns = timer_at_ns
-        self._timer = self._stream.jetstream.timers.at_wall_time(timer_at_ns, self._sweep)
+        timers = self._jetstream.timers
+        self._timer = timers.at_wall_time(timer_at_ns, self._sweep)
 
     def stop(self) -> None:
         """Cancel the timer."""
@@ -246,59 +302,57 @@ class Retention:
         self._timer_at_ns = _NO_DEADLINE
 
     def start(self) -> None:
-        """After a restart or a new configuration, remove what has expired before anything is shown."""
-        log = self._stream.log
+        """Before the stream is served, remove everything that expired or is beyond a limit: nobody ever sees it."""
+        log = self._log
         before = (log.messages, log.last_seq)
+        self.expire_due(self._jetstream.clock_ns())
         self.enforce()
+        while self.is_over_limit():
+            self._apply_slice()
         if (log.messages, log.last_seq) != before:
-            sometimes("a life ended while nobody served")
+            sometimes("expired while the server was down")
         self._arm_timer()
         self._stream.mark_dirty()
+
+    def iter_enforce(self) -> Iterator[None]:
+        """Enforce a new configuration: yield until the sweep has removed everything beyond it."""
+        self.enforce()
+        self._stream.mark_dirty()
+        while not self._stream.closed and (
+            self.is_over_limit() or self._next_expiry_ns <= self._jetstream.clock_ns()
+        ):
+            self._schedule_sweep()
+            yield
+        self._arm_timer()
 
     # Requests
 
     def purge(self, pattern: bytes, seq: int, keep: int) -> int:
-        """Remove messages below `seq`, or all but the newest `keep`, or all; only those that match `pattern`."""
-        consumer_set = self._stream.consumer_set
-        consumer_set.suppress_advisories = True
-        try:
-            purged = self._purge(pattern, seq, keep)
-        finally:
+        """Purge at once, as `iter_purge` does in slices; for few messages."""
+        steps = self.iter_purge(pattern, seq, keep)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as finished:
+                return int(finished.value)
+
+    def iter_purge(self, pattern: bytes, seq: int, keep: int) -> Generator[None, None, int]:
+        """Remove messages below `seq`, or all but the newest `keep`, or all; only those that match `pattern`.
+
+        Works in slices, and returns how many messages it removed. Consumers get no advisories for them.
+        """
+        consumer_set, purged = self._consumer_set, 0
+        slices = purge.iter_slices(self._stream, pattern, seq, keep)
+        while True:
+            consumer_set.suppress_advisories = True
+            removed = next(slices, None)
             consumer_set.suppress_advisories = False
+            if removed is None:
+                break
+            purged += removed
+            yield
         consumer_set.on_purge()
         return purged
-
-    def _purge(self, pattern: bytes, seq: int, keep: int) -> int:
-        stream = self._stream
-        log = stream.log
-        places_markers = delete_markers.is_enabled_for(stream, "Purge")
-        if places_markers or (pattern and pattern != b">"):
-            subject_filter = log.get_filter((pattern,)) if pattern else None
-            to_remove = log.find_seqs(
-                subject_filter, log.first_seq, min(seq - 1, log.last_seq) if seq else log.last_seq
-            )
-            sometimes("a purge of some subjects")
-            to_remove = to_remove[:-keep] if keep else to_remove
-            return (
-                delete_markers.remove_all_with_markers(stream, to_remove, "Purge")
-                if places_markers
-                else self.remove(to_remove)
-            )
-        if keep:
-            sometimes("a purge that keeps some")
-            return self._purge_all_but(keep)
-        below = seq or log.last_seq + 1
-        purged = self.remove_below(below)
-        if below > log.last_seq + 1:
-            log.advance(below - 1)
-        return purged
-
-    def _purge_all_but(self, keep: int) -> int:
-        log = self._stream.log
-        if keep >= log.messages:
-            return 0
-        live = log.find_seqs(None, log.first_seq, log.last_seq)
-        return self.remove_below(int(live[-keep]))
 
     def delete_message(self, seq: int) -> None:
         """Remove one message."""

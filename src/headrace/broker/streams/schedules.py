@@ -3,7 +3,7 @@
 A schedule is the newest message of its subject, so that a new schedule replaces it and a plain message ends it. When it
 fires, the copy and the change to the schedule - it is purged, or gets its next time - are in one frame: after a crash it
 has fired or it has not. The next time of each schedule is stored as metadata; one whose time passed while the server was
-down fires once.
+down fires once. See ADR 41.
 """
 
 from __future__ import annotations
@@ -144,11 +144,23 @@ def _check_scheduler(stream: StreamContext, subject: bytes, header_map: HeaderMa
 class MessageSchedules:
     """The schedules of one stream, by subject."""
 
-    __slots__ = ("_entries", "_heap", "_key", "_metadata", "_stream", "_timer", "_timer_at_ns")
+    __slots__ = (
+        "_entries",
+        "_heap",
+        "_jetstream",
+        "_key",
+        "_log",
+        "_metadata",
+        "_stream",
+        "_timer",
+        "_timer_at_ns",
+    )
 
     def __init__(self, stream: StreamContext, metadata: MetadataStore | None, key: bytes) -> None:
         """`metadata` is None for a stream in memory, whose schedules need not survive."""
         self._stream = stream
+        self._log = stream.log
+        self._jetstream = stream.jetstream
         self._metadata = metadata
         self._key = key
         self._entries: dict[bytes, tuple[int, int]] = {}  # subject -> sequence, time
@@ -167,7 +179,8 @@ class MessageSchedules:
         """Update schedules after a message was stored: it may be a schedule, replace or end one, or purge another."""
         header_map = self.update_from_message(subject, header, seq, time_ns)
         if header_map.get(NEXT) == PURGE:
-            self._stream.retention.purge(header_map[SCHEDULER], 0, 0)
+            retention = self._stream.retention
+            retention.purge(header_map[SCHEDULER], 0, 0)
 
     def update_from_message(self, subject: bytes, header: bytes, seq: int, time_ns: int) -> HeaderMap:
         """Update the schedule of a stored message's subject; return the message's headers."""
@@ -198,7 +211,7 @@ class MessageSchedules:
 
     def _try_parse(self, header_map: HeaderMap, after_ns: int) -> FireTime | None:
         try:
-            return parse_schedule(header_map, after_ns, self._stream.jetstream.clock_ns())
+            return parse_schedule(header_map, after_ns, self._jetstream.clock_ns())
         except RequestError:
             return None
 
@@ -220,15 +233,20 @@ class MessageSchedules:
             self._metadata.delete(self._key + subject)
 
     def _arm_timer(self) -> None:
-        if not self._heap or self._stream.config.sealed:
+        config = self._stream.config
+        if not self._heap or config.sealed:
             return
         time_ns = self._heap[0][0]
         if self._timer is not None:
             if self._timer_at_ns <= time_ns:
                 return
             self._timer.cancel()
+        self._set_timer(time_ns)
+
+    def _set_timer(self, time_ns: int) -> None:
+        timers = self._jetstream.timers
         self._timer_at_ns = time_ns
-        self._timer = self._stream.jetstream.timers.at_wall_time(time_ns, self._on_timer)
+        self._timer = timers.at_wall_time(time_ns, self._on_timer)
 
     # Firing
 
@@ -238,10 +256,9 @@ class MessageSchedules:
         if stream.closed or stream.config.sealed:
             return
         try:
-            self._fire_due(stream.jetstream.clock_ns())
+            self._fire_due(self._jetstream.clock_ns())
         except StoreError:  # the store accepts nothing now
-            self._timer_at_ns = stream.jetstream.clock_ns() + _RETRY_NS
-            self._timer = stream.jetstream.timers.at_wall_time(self._timer_at_ns, self._on_timer)
+            self._set_timer(self._jetstream.clock_ns() + _RETRY_NS)
             return
         stream.mark_dirty()
         self._arm_timer()
@@ -280,13 +297,13 @@ class MessageSchedules:
 
     def _load_message(self, seq: int) -> tuple[int, bytes, bytes, bytes, int] | None:
         try:
-            return self._stream.log.get(seq)
+            return self._log.get(seq)
         except CorruptData:  # the store reports it; there is nothing to publish
             return None
 
     def _load_source(self, header_map: HeaderMap) -> tuple[int, bytes, bytes, bytes, int] | None:
         """Return the newest message of the source subject, whose content is published, if there is one."""
-        seq = self._stream.log.get_last_seq(header_map[SOURCE]) if header_map.get(SOURCE) else 0
+        seq = self._log.get_last_seq(header_map[SOURCE]) if header_map.get(SOURCE) else 0
         return self._load_message(seq) if seq else None
 
     def _reschedule(self, subject: bytes, seq: int, time_ns: int) -> None:

@@ -1,12 +1,12 @@
 """What the parts of a stream may use of it: configuration, log, and the operations that store and remove messages.
 
 Owns no behaviour. `Stream` implements it; parts name this protocol instead, so that none of them depends on the module
-that puts all of them together.
+that puts all of them together. See ADR 18.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,11 +28,23 @@ class RemovalContext(Protocol):
     def enforce(self) -> None:
         """Apply limits and ages that are due."""
 
+    def after_append(self, subject: bytes, seq: int, time_ns: int, ttl_s: int) -> None:
+        """Apply the limits that each stored message may exceed."""
+
     def expire_due(self, now_ns: int) -> None:
         """Remove messages whose time is over."""
 
+    def remove(self, seqs: np.ndarray | Sequence[int]) -> int:
+        """Remove messages; return how many existed."""
+
+    def remove_below(self, seq: int) -> int:
+        """Remove everything older than `seq`; return how many messages that were."""
+
     def remove_one(self, seq: int) -> bool:
         """Remove a message; return whether it was there."""
+
+    def iter_purge(self, pattern: bytes, seq: int, keep: int) -> Generator[None, None, int]:
+        """Remove messages by subject, sequence or number, in slices; return how many."""
 
     def purge(self, pattern: bytes, seq: int, keep: int) -> int:
         """Remove messages by subject, sequence or number; return how many."""
@@ -113,7 +125,7 @@ class StreamContext(Protocol):
         """Return how many bytes a stored message counts."""
 
     def reserve_frame_space(self, size: int, count: int) -> None:
-        """Raise where so many bytes do not fit into the open frame."""
+        """Raise if this many bytes do not fit into the open frame."""
 
     def store(
         self,
@@ -137,8 +149,14 @@ class StreamContext(Protocol):
     def apply_side_effects(self, subject: bytes, rollup: bytes, header_map: Mapping[bytes, bytes]) -> None:
         """Apply rollup and schedule headers of a message that is not stored."""
 
-    def process_fast_ingest(self, subject: bytes, header: bytes, payload: bytes) -> int:
-        """Check and store a member of a fast batch; return its sequence."""
+    def prepare_commit(self) -> None:
+        """Enforce limits before the frame is closed."""
+
+    def on_committed(self) -> None:
+        """Deliver: the newest changes are durable."""
+
+    def record_event(self, kind: str, text: str, count: int = 1) -> None:
+        """Record an event for the web page and the metrics."""
 
     def mark_dirty(self) -> None:
         """Take part in the next commit."""

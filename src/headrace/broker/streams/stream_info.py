@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headrace import COMPATIBLE_VERSION
@@ -56,5 +55,5 @@ def make_stream_state(
         num_deleted=log.num_deleted,
         consumers=len(stream.consumers),
     )
-    deleted_seqs = list(islice(log.iter_deleted_seqs(), DELETED_MAX)) if deleted else None
+    deleted_seqs = log.find_deleted_seqs(DELETED_MAX).tolist() if deleted else None
     return responses.make_stream_state_body(state, subjects, deleted_seqs)

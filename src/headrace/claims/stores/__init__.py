@@ -70,7 +70,8 @@ def open_store(config: ClaimConfig, clock: Clock | None = None) -> ObjectStore:
     except ModuleNotFoundError as error:
         extra = {"minio": "s3"}.get(config.backend, config.backend)
         raise ConfigError(
-            "claim_check.backend", f"{config.backend} needs more: pip install 'headrace[{extra}]' ({error})"
+            "claim_check.backend",
+            f"{config.backend} needs additional packages: pip install 'headrace[{extra}]' ({error})",
         ) from error
 
 

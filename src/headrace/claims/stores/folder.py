@@ -141,7 +141,9 @@ class FolderStore:
         """Reject keys that would leave the bucket or collide with our own files."""
         parts = key.split("/")
         if not _FORBIDDEN_SEGMENTS.isdisjoint(parts) or parts[0] == _SYSTEM_FOLDER or "\0" in key:
-            raise ObjectStoreError(f"{key!r} is no key: segments are neither empty nor dots")
+            raise ObjectStoreError(
+                f"{key!r} is not a valid key: segments must not be empty or consist of dots"
+            )
 
     def _new_temporary_path(self) -> Path:
         if not self._system_folder.is_dir():

@@ -37,8 +37,8 @@ async def ensure_rules(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
     await lifecycle.write([*other_rules, *lifecycle.make_rules(namespace, days)])
     if not await has_required_rules(lifecycle, namespace, days):
         raise ObjectStoreError(
-            f"the bucket took lifecycle rules for {namespace!r} and does not show them; another program may "
-            "write rules at the same time: start again"
+            f"the lifecycle rules for {namespace!r} were written but are not in the bucket; another program may "
+            "write rules at the same time: try again"
         )
     return True
 

@@ -112,7 +112,7 @@ class MemoryStore:
         return ()
 
     async def abort(self, upload: MultipartUpload) -> None:
-        raise ObjectMissing(f"no upload of {upload.key!r} is under way")
+        raise ObjectMissing(f"there is no upload of {upload.key!r}")
 
     async def close(self) -> None:
         """Do nothing; the objects stay as long as the store is referenced."""

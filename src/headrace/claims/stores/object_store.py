@@ -41,7 +41,7 @@ class BucketMissing(ObjectStoreError):
 
 
 class BucketAlreadyExists(ObjectStoreError):
-    """A bucket of that name belongs to somebody else."""
+    """A bucket of that name belongs to another account."""
 
 
 class ObjectAlreadyExists(ObjectStoreError):

@@ -65,7 +65,7 @@ class CloudStore:
         return True
 
     async def delete_bucket(self) -> None:
-        raise ObjectStoreError(f"bucket {self.bucket!r} can be deleted with the vendor's tools only")
+        raise ObjectStoreError(f"bucket {self.bucket!r} can only be deleted with the vendor's tools")
 
     async def put(self, key: str, data: Chunk, attributes: Attributes, *, replace: bool = False) -> None:
         mode: Literal["create", "overwrite"] = "overwrite" if replace else "create"
@@ -146,7 +146,7 @@ class CloudStore:
         return ()
 
     async def abort(self, upload: MultipartUpload) -> None:
-        raise ObjectMissing(f"no upload of {upload.key!r} is known")
+        raise ObjectMissing(f"there is no upload of {upload.key!r}")
 
     async def close(self) -> None:
         """Do nothing: obstore closes its connections itself."""

@@ -8,6 +8,7 @@ from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
 from headrace.jetstream_api.errors import ApiError, invalid_config, pedantic_error
 from headrace.jetstream_api.go_json_decoder import quote
 from headrace.jetstream_api.times import SECOND_NS, format_duration
+from headrace.jetstream_api.validation import pattern_checks
 
 DEFAULT_ACK_WAIT = 30 * SECOND_NS
 DEFAULT_MAX_WAITING = 512
@@ -193,11 +194,11 @@ def _check_filters(config: ConsumerConfig) -> None:
     if "" in config.filter_subjects:
         raise ApiError.CONSUMER_EMPTY_FILTER()
     filters = config.get_filters()
-    for position, subject in enumerate(filters):
+    pattern_checks.check_count(filters, "filter subjects")
+    for subject, is_covered in pattern_checks.iter_covered(filters):
         if not names.is_valid_subject(subject):
             raise invalid_config("invalid subject")
-        others = filters[:position] + filters[position + 1 :]
-        if any(names.is_subset(subject, other) for other in others):
+        if is_covered:
             raise ApiError.CONSUMER_OVERLAPPING_SUBJECT_FILTERS()
 
 

@@ -1,6 +1,6 @@
 """Validation of consumer configurations: names, creation or update, allowed changes.
 
-A request passes through `resolve_name` (what the request's subject says), `merge_existing` (what an existing consumer
+A request passes through `resolve_name` (the name in the request's subject), `merge_existing` (what an existing consumer
 keeps, and what a sourcing request becomes), then `validate`, which fills in defaults, applies every rule and returns
 the configuration to store, or raises nats-server's error. The rules of single fields are in `consumer_fields`. Nothing
 here touches a consumer; a configuration passed in is never changed.
@@ -15,6 +15,7 @@ from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig, copy_co
 from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.requests import ConsumerRequest
 from headrace.jetstream_api.times import SECOND_NS, format_time, parse_time_ns
+from headrace.jetstream_api.validation import pattern_checks
 from headrace.jetstream_api.validation.consumer_fields import apply_defaults, check_fields
 
 ConsumersByName = Mapping[str, ConsumerConfig]
@@ -83,6 +84,10 @@ def merge_existing(
     return new_config
 
 
+def _has_no_interest(subject: str) -> bool:
+    return False
+
+
 def validate(
     config: ConsumerConfig,
     stream: StreamConfig,
@@ -91,7 +96,7 @@ def validate(
     action: str = "",
     strict: bool = False,
     limits: JetStreamLimits = NO_LIMITS,
-    has_interest: Callable[[str], bool] = lambda subject: False,
+    has_interest: Callable[[str], bool] = _has_no_interest,
 ) -> ConsumerConfig:
     """Return the configuration of a new consumer, or of an existing one after the request.
 
@@ -180,14 +185,14 @@ def _check_workqueue(
 
 def _is_unique(name: str, config: ConsumerConfig, others: ConsumersByName) -> bool:
     """Return whether no other consumer of a work queue can get the same messages."""
+    filters: list[str] = []
     for other_name, other in others.items():
         if other_name == name or other.direct or other.sourcing:
             continue
-        for ours in config.get_filters():
-            theirs = other.get_filters()
-            if not theirs or any(names.overlaps(ours, each) for each in theirs):
-                return False
-    return True
+        if not other.get_filters():
+            return False
+        filters += other.get_filters()
+    return not pattern_checks.any_overlap(config.get_filters(), filters)
 
 
 def _check_changes(old: ConsumerConfig, new: ConsumerConfig, has_interest: Callable[[str], bool]) -> None:

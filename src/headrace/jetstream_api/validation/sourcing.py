@@ -11,6 +11,7 @@ from headrace.jetstream_api import names
 from headrace.jetstream_api.configs import External, StreamConfig, StreamSource
 from headrace.jetstream_api.errors import ApiError, invalid_config, pedantic_error
 from headrace.jetstream_api.subject_transform import BadTransform, check_transform
+from headrace.jetstream_api.validation import pattern_checks
 from headrace.jetstream_api.validation.source_cycles import has_cycle
 
 StreamsByName = Mapping[str, StreamConfig]
@@ -91,15 +92,16 @@ def _check_mirror(config: StreamConfig, mirror: StreamSource, existing: StreamsB
         raise ApiError.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED()
     if config.subject_delete_marker_ttl > 0:
         raise invalid_config("subject delete markers forbidden on mirrors")
-    for position, each in enumerate(mirror.subject_transforms):
+    pattern_checks.check_count(mirror.subject_transforms, "subject transforms")
+    overlaps = pattern_checks.iter_overlaps([each.src for each in mirror.subject_transforms])
+    for each, (_, overlap) in zip(mirror.subject_transforms, overlaps, strict=True):
         _check_transform(
             each.src,
             each.dest,
             ApiError.MIRROR_INVALID_SUBJECT_FILTER,
             ApiError.MIRROR_INVALID_TRANSFORM_DESTINATION,
         )
-        others = mirror.subject_transforms[:position] + mirror.subject_transforms[position + 1 :]
-        if any(names.overlaps(each.src, other.src) for other in others):
+        if overlap:
             raise ApiError.MIRROR_OVERLAPPING_SUBJECT_FILTERS()
     return _check_mirror_upstream(config, mirror, existing, strict)
 
@@ -204,6 +206,7 @@ def _check_managed(config: StreamConfig, existing: StreamsByName) -> None:
 def _check_source(source: StreamSource) -> None:
     if source.filter_subject and source.subject_transforms:
         raise ApiError.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED()
+    pattern_checks.check_count(source.subject_transforms, "subject transforms")
     for each in source.subject_transforms:
         _check_transform(
             each.src,
@@ -211,10 +214,9 @@ def _check_source(source: StreamSource) -> None:
             ApiError.SOURCE_INVALID_SUBJECT_FILTER,
             ApiError.SOURCE_INVALID_TRANSFORM_DESTINATION,
         )
-    for position, each in enumerate(source.subject_transforms):
-        others = source.subject_transforms[:position] + source.subject_transforms[position + 1 :]
-        if each.src and any(names.is_subset(each.src, other.src) for other in others):
-            raise ApiError.SOURCE_OVERLAPPING_SUBJECT_FILTERS()
+    filters = [each.src for each in source.subject_transforms if each.src]
+    if any(is_covered for _, is_covered in pattern_checks.iter_covered(filters)):
+        raise ApiError.SOURCE_OVERLAPPING_SUBJECT_FILTERS()
     _check_consumer(source, ApiError.SOURCE_DURABLE_CONSUMER_CFG_INVALID)
 
 
@@ -265,7 +267,7 @@ def _make_cycle_error() -> RequestError:
 
 
 def check_filters(config: StreamConfig) -> None:
-    """Reject a filter that is no subject. nats-server checks these last, on create only."""
+    """Reject a filter that is not a subject. nats-server checks these last, on create only."""
     mirror = config.mirror
     if mirror is not None and not mirror.subject_transforms and _is_bad_filter(mirror.filter_subject):
         raise ApiError.STREAM_CREATE(

@@ -11,6 +11,7 @@ from headrace.jetstream_api.errors import ApiError, invalid_config, pedantic_err
 from headrace.jetstream_api.go_json_decoder import quote
 from headrace.jetstream_api.subject_transform import BadTransform, check_transform, compile_transform
 from headrace.jetstream_api.times import SECOND_NS, format_duration
+from headrace.jetstream_api.validation import pattern_checks
 
 REPLICAS_MAX = 5
 DEFAULT_DUPLICATE_WINDOW = 120 * SECOND_NS
@@ -190,15 +191,17 @@ def apply_subject_defaults(config: StreamConfig) -> None:
         if config.mirror is None and not config.sources:
             config.subjects = [config.name]
         return
-    for position, subject in enumerate(config.subjects):
+    pattern_checks.check_count(config.subjects, "subjects")
+    seen: set[str] = set()
+    for subject, overlap in pattern_checks.iter_overlaps(config.subjects):
         if not names.is_valid_subject(subject):
             raise invalid_config("invalid subject")
-        if subject in config.subjects[:position]:
+        if subject in seen:
             raise invalid_config("duplicate subjects detected")
+        seen.add(subject)
         _check_reserved_subjects(subject, config)
-        for other in config.subjects[position + 1 :]:
-            if names.overlaps(other, subject):
-                raise invalid_config(f"subject {quote(subject)} overlaps with {quote(other)}")
+        if overlap:
+            raise invalid_config(f"subject {quote(subject)} overlaps with {quote(overlap)}")
 
 
 def _check_reserved_subjects(subject: str, config: StreamConfig) -> None:

@@ -6,6 +6,7 @@ store, or raise nats-server's error. The rules of single fields are in `stream_f
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from headrace.jetstream_api import metadata, names
 from headrace.jetstream_api.account_limits import (
@@ -18,7 +19,7 @@ from headrace.jetstream_api.account_limits import (
 )
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig, copy_config
 from headrace.jetstream_api.errors import ApiError, invalid_config
-from headrace.jetstream_api.validation import sourcing
+from headrace.jetstream_api.validation import pattern_checks, sourcing
 from headrace.jetstream_api.validation.stream_fields import (
     apply_field_defaults,
     apply_republish_defaults,
@@ -113,7 +114,7 @@ def is_same(one: StreamConfig, other: StreamConfig) -> bool:
 def _for_comparison(config: StreamConfig) -> StreamConfig:
     comparable = copy_config(config)
     comparable.metadata = metadata.for_comparison(config.metadata)
-    # Only says how the client requested markers; their TTL says whether there are any.
+    # Only the way in which the client requested markers; their TTL determines whether there are any.
     comparable.subject_delete_markers = None
     return comparable
 
@@ -122,11 +123,9 @@ def check_overlap(config: StreamConfig, existing: StreamsByName) -> None:
     """Reject subjects that another stream has."""
     if not config.subjects:
         return
-    for name, other in existing.items():
-        if name == config.name:
-            continue
-        if any(names.overlaps(ours, theirs) for ours in config.subjects for theirs in other.subjects):
-            raise ApiError.STREAM_SUBJECT_OVERLAP()
+    others = (other.subjects for name, other in existing.items() if name != config.name)
+    if pattern_checks.any_overlap(config.subjects, chain.from_iterable(others)):
+        raise ApiError.STREAM_SUBJECT_OVERLAP()
 
 
 def validate_fields(

@@ -1,10 +1,10 @@
-// The page of a broker. It reads one value a second and shows it; what messages say is only ever set as text.
+// The web page of a server. It polls the overview once a second. Message contents are only ever set as text, not as HTML.
 
 const EVERY_MS = 1000;
 const SAMPLES = 120;
 const state = { now: null, before: null, rates: new Map(), token: "", paused: false, view: null, history: { in: [], out: [], stored: [] } };
 
-// ---- making elements ----
+// ---- elements ----
 
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -42,7 +42,7 @@ function span(seconds) {
 const micros = (us) => (us ? (us < 1000 ? `${us} µs` : `${(us / 1000).toFixed(us < 10000 ? 1 : 0)} ms`) : "–");
 const clock = (ns) => new Date(ns / 1e6).toLocaleTimeString();
 
-// ---- tables whose rows stay, so that focus and selection survive an update ----
+// ---- tables that keep their rows, so that focus and selection survive an update ----
 
 class Table {
   constructor(caption, columns) {
@@ -50,7 +50,7 @@ class Table {
     this.rows = new Map();
     const heads = columns.map((c) => el("th", { scope: "col", class: names(c) }, c.title));
     this.body = el("tbody");
-    this.empty = el("p", { class: "empty" }, "Nothing here yet.");
+    this.empty = el("p", { class: "empty" }, "None.");
     this.table = el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads)), this.body);
     this.element = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, this.table, this.empty);
   }
@@ -84,7 +84,7 @@ function fill(cell, value) {
   } else say(cell, String(value));
 }
 
-// ---- rates from two readings ----
+// ---- rates between two samples ----
 
 function perSecond(name, value, seconds) {
   const was = state.rates.get(name);
@@ -123,7 +123,7 @@ function sparkline(label) {
   shape.setAttribute("viewBox", `0 0 ${SAMPLES} 30`);
   shape.setAttribute("preserveAspectRatio", "none");
   shape.setAttribute("role", "img");
-  shape.setAttribute("aria-label", `${label}, the last two minutes`);
+  shape.setAttribute("aria-label", `${label}, last two minutes`);
   shape.append(line);
   return { shape, draw(values) {
     const top = Math.max(1, ...values);
@@ -135,22 +135,22 @@ function sparkline(label) {
 
 const views = {
   overview() {
-    const [into, out, stored] = ["Messages in", "Messages out", "Stored"].map(card);
+    const [into, out, stored] = ["Messages in", "Messages out", "Messages stored"].map(card);
     const lines = ["in", "out", "stored"].map((name) => sparkline(name));
     [into, out, stored].forEach((c, i) => c.element.append(lines[i].shape));
-    const [commit, kept, clients, memory, batches, space] = ["Commit, p99", "Kept", "Connections", "Memory", "Batches in flight", "Free space"].map(card);
+    const [commit, kept, clients, memory, batches, space] = ["Commit latency, p99", "Messages", "Connections", "Memory", "Open batches", "Free disk space"].map(card);
     const trouble = el("div", { role: "alert" });
     const top = streamTable("Busiest streams");
     return { title: "Overview", nodes: [trouble, el("div", { class: "cards" }, ...[into, out, stored, commit, kept, clients, memory, batches, space].map((c) => c.element)), el("div", { class: "gap" }, top.element)],
       update(now) {
         ["in", "out", "stored"].forEach((name, i) => { say([into, out, stored][i].value, rate(state.history[name].at(-1) ?? 0)); lines[i].draw(state.history[name]); });
-        say(into.extra, `${count(now.server.in_msgs)} in all`);
-        say(out.extra, `${count(now.server.out_msgs)} in all`);
+        say(into.extra, `${count(now.server.in_msgs)} since start`);
+        say(out.extra, `${count(now.server.out_msgs)} since start`);
         const first = now.commits[0];
         say(commit.value, first ? micros(first.p99_us) : "–");
-        say(commit.extra, first ? `median ${micros(first.p50_us)}, ${count(first.count)} synced` : "no streams here");
+        say(commit.extra, first ? `median ${micros(first.p50_us)}, ${count(first.count)} commits` : "JetStream is off");
         say(kept.value, count(now.streams.reduce((sum, s) => sum + s.messages, 0)));
-        say(kept.extra, `${bytes(now.streams.reduce((sum, s) => sum + s.bytes, 0))} in ${count(now.totals.streams)} streams`);
+        say(kept.extra, `${bytes(now.streams.reduce((sum, s) => sum + s.bytes, 0))} in ${count(now.totals.streams)} ${now.totals.streams === 1 ? "stream" : "streams"}`);
         say(clients.value, count(now.server.connections));
         say(clients.extra, `subscriptions ${count(now.server.subscriptions)}, leafnodes ${now.server.leafnodes}`);
         say(memory.value, bytes(now.server.memory));
@@ -170,23 +170,23 @@ const views = {
     return { title: "Streams", nodes: [table.element], update: (now) => table.show(now.streams, streamKey) };
   },
   consumers() {
-    const table = consumerTable("Consumers, those furthest behind first", true);
+    const table = consumerTable("Consumers, most pending first", true);
     return { title: "Consumers", nodes: [table.element], update: (now) => table.show([...now.consumers].sort((a, b) => b.pending + b.ack_pending - a.pending - a.ack_pending), consumerKey) };
   },
   activity() {
-    const table = new Table("Ageing, markers and batches as they happen, newest first", [
+    const table = new Table("Expired messages, delete markers and batches, newest first", [
       { title: "Time", show: (e) => clock(e.time_ns) },
-      { title: "What", show: (e) => ({ expired: "aged out", marker: "marker left", batch: "batch committed", abandoned: "batch abandoned" })[e.kind] ?? e.kind },
+      { title: "Event", show: (e) => ({ expired: "expired", marker: "delete marker", batch: "batch committed", abandoned: "batch abandoned" })[e.kind] ?? e.kind },
       { title: "Stream", show: (e) => e.stream },
-      { title: "", show: (e) => e.text },
+      { title: "Details", show: (e) => e.text },
     ]);
     const totals = new Table("Since the start", [
       { title: "Stream", show: (s) => s.name },
-      { title: "Lives", show: (s) => (s.max_age_s ? `${span(s.max_age_s)} at most` : "no age limit") + (s.ttl ? ", message TTLs" : "") },
-      { title: "Aged out", number: true, show: (s) => count(s.expired) },
-      { title: "Markers", number: true, show: (s) => count(s.markers) },
+      { title: "Max age", show: (s) => (s.max_age_s ? span(s.max_age_s) : "unlimited") + (s.ttl ? ", message TTLs" : "") },
+      { title: "Expired", number: true, show: (s) => count(s.expired) },
+      { title: "Delete markers", number: true, show: (s) => count(s.markers) },
       { title: "Batches", number: true, show: (s) => count(s.batches) },
-      { title: "Open", number: true, show: (s) => s.batches_open },
+      { title: "Open batches", number: true, show: (s) => s.batches_open },
     ]);
     return { title: "Activity", nodes: [table.element, el("div", { class: "gap" }, totals.element)], update(now) {
       table.show([...now.events].sort((a, b) => b.time_ns - a.time_ns || b.number - a.number), (e) => `${e.account}/${e.number}`);
@@ -201,7 +201,7 @@ const views = {
       { title: "Address", show: (l) => `${l.ip}:${l.port}` },
       { title: "In", number: true, show: (l) => count(l.in_msgs) },
       { title: "Out", number: true, show: (l) => count(l.out_msgs) },
-      { title: "Interest", number: true, show: (l) => l.subscriptions },
+      { title: "Subscriptions", number: true, show: (l) => l.subscriptions },
     ]);
     return { title: "Mirrors and sources", nodes: [table.element, el("div", { class: "gap" }, leafs.element)], update(now) {
       table.show(now.streams.flatMap((s) => s.sources.map((o) => ({ ...o, stream: s.name, account: s.account }))), (o) => `${o.account}/${o.stream}/${o.kind}/${o.name}`);
@@ -210,7 +210,7 @@ const views = {
   },
   claims() {
     const events = ["created", "retrieved", "released", "deleted", "expired", "failed", "collected"];
-    const table = new Table("Claims by namespace; events as the audit trail has them", [
+    const table = new Table("Claims by namespace, with the events of the audit trail", [
       { title: "Namespace", show: (c) => c.namespace },
       { title: "Live", number: true, show: (c) => count(c.live) },
       ...events.map((event) => ({ title: event, number: true, show: (c) => count(c.events[event] ?? 0) })),
@@ -218,15 +218,15 @@ const views = {
     return { title: "Claims", nodes: [table.element], update: (now) => table.show(now.claims, (c) => `${c.account}/${c.namespace}`) };
   },
   connections() {
-    const table = new Table("Connections, the busiest first", [
+    const table = new Table("Connections, busiest first", [
       { title: "Client", show: (c) => `#${c.cid} ${c.name}` },
       { title: "Address", show: (c) => c.address },
       { title: "Library", wide: true, show: (c) => `${c.lang} ${c.version}` },
       { title: "Account", wide: true, show: (c) => c.account },
       { title: "In", number: true, show: (c) => count(c.in_msgs) },
       { title: "Out", number: true, show: (c) => count(c.out_msgs) },
-      { title: "Subs", number: true, show: (c) => count(c.subscriptions) },
-      { title: "Waiting", number: true, show: (c) => bytes(c.pending) },
+      { title: "Subscriptions", number: true, show: (c) => count(c.subscriptions) },
+      { title: "Pending", number: true, show: (c) => bytes(c.pending) },
     ]);
     return { title: "Connections", nodes: [table.element], update: (now) => table.show(now.connections, (c) => String(c.cid)) };
   },
@@ -247,9 +247,9 @@ function streamTable(caption) {
     { title: "Rate", number: true, show: (s) => rate(streamRate(s)) },
     { title: "Messages", number: true, show: (s) => count(s.messages) },
     { title: "Size", number: true, show: (s) => bytes(s.bytes) },
-    { title: "Keys", number: true, wide: true, show: (s) => count(s.num_subjects) },
+    { title: "Subject count", number: true, wide: true, show: (s) => count(s.num_subjects) },
     { title: "Consumers", number: true, show: (s) => count(s.consumers) },
-    { title: "Keeps", wide: true, show: (s) => s.retention + (s.storage === "memory" ? ", in memory" : "") },
+    { title: "Retention", wide: true, show: (s) => s.retention + (s.storage === "memory" ? ", memory" : "") },
   ]);
 }
 
@@ -257,31 +257,31 @@ function consumerTable(caption, withStream, act = null) {
   return new Table(caption, [
     ...(withStream ? [{ title: "Stream", show: (c) => streamLink(c.account, c.stream) }] : []),
     { title: "Consumer", show: (c) => c.name },
-    { title: "", wide: true, show: (c) => c.kind + (c.paused ? ", paused" : "") },
-    { title: "Filter", wide: true, show: (c) => c.filters.join(", ") || "everything" },
+    { title: "Type", wide: true, show: (c) => c.kind + (c.paused ? ", paused" : "") },
+    { title: "Filter subjects", wide: true, show: (c) => c.filters.join(", ") || "all" },
     { title: "Rate", number: true, show: (c) => rate(rateOf(`consumer/${consumerKey(c)}`)) },
     { title: "Pending", number: true, show: (c) => count(c.pending) },
-    { title: "Unacked", number: true, show: (c) => count(c.ack_pending) },
-    { title: "Again", number: true, wide: true, show: (c) => count(c.redelivered) },
-    { title: "Waiting", number: true, wide: true, show: (c) => count(c.waiting) },
+    { title: "Ack pending", number: true, show: (c) => count(c.ack_pending) },
+    { title: "Redelivered", number: true, wide: true, show: (c) => count(c.redelivered) },
+    { title: "Waiting pulls", number: true, wide: true, show: (c) => count(c.waiting) },
     ...(act ? [{ title: "", show: act }] : []),
   ]);
 }
 
 function sourceTable() {
-  return new Table("Where streams get their messages from", [
+  return new Table("Mirrors and sources", [
     { title: "Stream", show: (o) => streamLink(o.account, o.stream) },
-    { title: "", show: (o) => o.kind },
-    { title: "Origin", show: (o) => o.name },
-    { title: "Behind", number: true, show: (o) => count(o.lag) },
-    { title: "Heard", number: true, show: (o) => (o.active_s == null ? "never" : `${span(o.active_s)} ago`) },
-    { title: "Trouble", show: (o) => o.error || "none" },
+    { title: "Type", show: (o) => o.kind },
+    { title: "Upstream", show: (o) => o.name },
+    { title: "Lag", number: true, show: (o) => count(o.lag) },
+    { title: "Last active", number: true, show: (o) => (o.active_s == null ? "never" : `${span(o.active_s)} ago`) },
+    { title: "Error", show: (o) => o.error || "none" },
   ]);
 }
 
 function streamView(account, name) {
   const chips = el("p");
-  const figures = ["Messages", "Size", "Keys", "Rate", "Sequence", "Aged out"].map(card);
+  const figures = ["Messages", "Size", "Subjects", "Rate", "Sequences", "Expired"].map(card);
   const consumers = consumerTable(`Consumers of ${name}`, false, (c) => consumerActs(account, name, c));
   const list = el("div", { "aria-live": "off" });
   const subject = el("input", { name: "subject", placeholder: "subject, e.g. orders.*", "aria-label": "Subject filter", size: 26 });
@@ -295,7 +295,7 @@ function streamView(account, name) {
     const answer = await ask(`/headrace/messages?${query}`);
     if (answer.error) { list.replaceChildren(el("p", { class: "empty" }, answer.error)); older.hidden = true; return; }
     list.replaceChildren(...answer.messages.map((m) => messageView(account, name, m, () => browse(seq))));
-    if (!answer.messages.length) list.replaceChildren(el("p", { class: "empty" }, "No message matches."));
+    if (!answer.messages.length) list.replaceChildren(el("p", { class: "empty" }, "No messages match."));
     older.hidden = !answer.older;
     older.dataset.seq = answer.older;
   }
@@ -305,7 +305,7 @@ function streamView(account, name) {
     update(now) {
       const stream = now.streams.find((s) => s.account === account && s.name === name);
       acts.hidden = !now.access.admin;
-      if (!stream) { say(chips, "This stream is gone."); return; }
+      if (!stream) { say(chips, "This stream does not exist any more."); return; }
       const facts = [...stream.subjects, `${stream.retention} retention`, stream.storage, stream.ttl ? "message TTLs" : "", stream.max_age_s ? `max age ${span(stream.max_age_s)}` : "", stream.marker_ttl_s ? `markers ${span(stream.marker_ttl_s)}` : ""].filter(Boolean);
       if (chips.dataset.facts !== facts.join()) { chips.dataset.facts = facts.join(); chips.replaceChildren(...facts.map((text) => el("span", { class: "chip" }, text))); }
       const values = [count(stream.messages), bytes(stream.bytes), count(stream.num_subjects), rate(streamRate(stream)), `${count(stream.first_seq)} – ${count(stream.last_seq)}`, count(stream.expired)];
@@ -317,35 +317,35 @@ function streamView(account, name) {
 
 function messageView(account, stream, message, again) {
   if (message.error) return el("article", { class: "message" }, `#${message.seq}: ${message.error}`);
-  const head = el("header", {}, el("strong", {}, `#${whole.format(message.seq)}`), el("span", {}, message.subject), el("span", { class: "quiet" }, message.time), el("span", { class: "quiet" }, bytes(message.size) + (message.ttl_s ? message.ttl_s === 4294967295 ? ", lives for ever" : `, lives ${span(message.ttl_s)}` : "")));
+  const head = el("header", {}, el("strong", {}, `#${whole.format(message.seq)}`), el("span", {}, message.subject), el("span", { class: "quiet" }, message.time), el("span", { class: "quiet" }, bytes(message.size) + (message.ttl_s ? message.ttl_s === 4294967295 ? ", TTL: never expires" : `, TTL ${span(message.ttl_s)}` : "")));
   if (state.now?.access.admin) head.append(el("button", { class: "danger", type: "button", onclick: async () => {
-    if (await confirmed("Delete message", `Message ${message.seq} of ${stream} will be deleted for good.`, "Delete")) { await change(account, `STREAM.MSG.DELETE.${stream}`, { seq: message.seq }); again(); }
+    if (await confirmed("Delete message", `Message ${message.seq} of ${stream} will be deleted permanently.`, "Delete")) { await change(account, `STREAM.MSG.DELETE.${stream}`, { seq: message.seq }); again(); }
   } }, "Delete…"));
   const parts = [head];
   if (message.headers.length) parts.push(el("dl", {}, ...message.headers.flatMap(([key, value]) => [el("dt", {}, `${key}: `), el("dd", {}, value)])));
-  if (message.size) parts.push(el("pre", { tabindex: "0" }, (message.text ?? `(binary, base64) ${message.base64}`) + (message.cut ? "\n… (cut)" : "")));
+  if (message.size) parts.push(el("pre", { tabindex: "0" }, (message.text ?? `(binary, base64) ${message.base64}`) + (message.cut ? "\n… (truncated)" : "")));
   return el("article", { class: "message" }, ...parts);
 }
 
-// ---- changes, with the admin token only ----
+// ---- changes; they require the admin token ----
 
 function consumerActs(account, stream, c) {
   if (!state.now?.access.admin) return "";
   const pause = el("button", { type: "button", onclick: () => change(account, `CONSUMER.PAUSE.${stream}.${c.name}`, c.paused ? {} : { pause_until: new Date(Date.now() + 3600e3).toISOString() }) }, c.paused ? "Resume" : "Pause 1 h");
   const remove = el("button", { class: "danger", type: "button", onclick: async () => {
-    if (await confirmed("Delete consumer", `${c.name} of ${stream} and its position will be gone.`, "Delete")) change(account, `CONSUMER.DELETE.${stream}.${c.name}`);
+    if (await confirmed("Delete consumer", `Consumer ${c.name} of ${stream} and its ack state will be deleted permanently.`, "Delete")) change(account, `CONSUMER.DELETE.${stream}.${c.name}`);
   } }, "Delete…");
   return el("span", {}, pause, " ", remove);
 }
 
 async function purge(account, stream) {
-  if (await confirmed("Purge stream", `All messages of ${stream} will be removed for good.`, "Purge")) await change(account, `STREAM.PURGE.${stream}`);
+  if (await confirmed("Purge stream", `All messages of ${stream} will be removed permanently.`, "Purge")) await change(account, `STREAM.PURGE.${stream}`);
 }
 
 async function change(account, subject, body = null) {
   const answer = await ask("/headrace/request", { method: "POST", body: JSON.stringify({ account, subject, body }) });
   const said = typeof answer.error === "string" ? answer.error : answer.error?.description;
-  if (said) await confirmed("Not done", said, "OK");
+  if (said) await confirmed("Request failed", said, "OK");
   await refresh();
 }
 
@@ -364,16 +364,19 @@ function confirmed(title, text, ok, field = null) {
   return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "ok" && (field ? input.value : true)), { once: true }));
 }
 
-// ---- reading ----
+// ---- requests ----
 
 async function ask(path, options = {}) {
   const headers = state.token ? { Authorization: `Bearer ${state.token}` } : {};
   try {
     return await (await fetch(path, { cache: "no-store", ...options, headers })).json();
   } catch (error) {
-    return { error: `no answer: ${error.message}` };
+    return { error: `no response: ${error.message}` };
   }
 }
+
+// Without a configured name the server's name is its generated ID, which means nothing to a reader.
+const serverName = (server) => (/^N[A-Z2-7]{55}$/.test(server.name) ? "" : server.name);
 
 async function refresh() {
   const now = await ask("/headrace/overview");
@@ -389,7 +392,7 @@ async function refresh() {
   say(health, grade[0]);
   health.className = `pill ${grade[1]}`;
   health.title = now.health.error;
-  say(document.getElementById("server"), `${now.server.name.slice(0, 24)} · ${now.server.version} · ${now.server.address}`);
+  say(document.getElementById("server"), [serverName(now.server), `version ${now.server.version}`, now.server.address].filter(Boolean).join(" · "));
   say(document.getElementById("freshness"), `as of ${new Date(now.server.now_ms).toLocaleTimeString()}`);
   const admin = document.getElementById("admin");
   admin.hidden = !now.access.admin_possible;
@@ -413,12 +416,12 @@ function route() {
 document.getElementById("pause").addEventListener("click", (event) => {
   state.paused = !state.paused;
   event.target.setAttribute("aria-pressed", String(state.paused));
-  say(event.target, state.paused ? "Go on" : "Pause");
+  say(event.target, state.paused ? "Resume" : "Pause");
 });
 document.getElementById("admin").addEventListener("click", async () => {
   if (state.now?.access.admin) { state.token = ""; return refresh(); }
-  const token = await confirmed("Admin", "With the token the server was started with, this page can purge, delete, pause and reset. It is kept until the page is closed.", "Use it", "Token");
-  if (token) { state.token = token; await refresh(); if (!state.now.access.admin) { state.token = ""; await confirmed("Not taken", "That is not the admin token.", "OK"); } route(); }
+  const token = await confirmed("Admin", "Enter the server's admin token (http_admin_token) to allow purging, deleting and pausing on this page. The page keeps the token until it is closed.", "Use it", "Token");
+  if (token) { state.token = token; await refresh(); if (!state.now.access.admin) { state.token = ""; await confirmed("Wrong token", "This is not the server's admin token.", "OK"); } route(); }
 });
 window.addEventListener("hashchange", () => { route(); document.getElementById("main").focus({ preventScroll: true }); });
 

@@ -1,1 +1,3 @@
 """Leafnode connections on sockets: the listener, the dialer and the connection."""
+
+__all__: list[str] = []

@@ -88,7 +88,7 @@ class LeafnodeDialer:
             if failures % LOG_EVERY == 0:
                 reason = error or "no answer"
                 listener.log.error(
-                    f"Cannot join {address.host_port} as leafnode (attempt {failures + 1}): {reason}"
+                    f"Cannot connect to {address.host_port} as leafnode (attempt {failures + 1}): {reason}"
                 )
             return None
         self._connection = connection

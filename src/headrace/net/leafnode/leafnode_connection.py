@@ -1,7 +1,7 @@
 """The socket of one leafnode connection, whichever side dialed: bytes in both directions, TLS, timeouts.
 
-The protocol is the session's business, authorization the listener's. A peer that does not read its output is
-disconnected, as slow clients are, and dials again.
+The session handles the protocol, the listener authorization. A peer that does not read its output is disconnected, as
+slow clients are, and dials again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.auth.authenticator import AuthContext
+from headrace.auth.authenticator import AuthContext, SlowPassword
 from headrace.auth.authenticator import UserIdentity as Known
 from headrace.auth.nkeys import new_nonce
 from headrace.broker import SessionIdentity
@@ -20,6 +20,7 @@ from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
 from headrace.broker.leafnodes.leafnode_session import LeafnodeSession
 from headrace.config.leafnode_options import LeafnodeAddress, LeafnodeRemote
 from headrace.errors import ProtocolError
+from headrace.net.password_verifier import Greeting
 from headrace.net.tls_channel import TlsChannel
 from headrace.net.write_scheduler import SMALL_FANOUT_BYTES
 from headrace.protocol import server_lines
@@ -76,6 +77,9 @@ class LeafnodeConnection(asyncio.Protocol):
             deny_exports=[each.encode() for each in remote_options.deny_exports],
         )
         self._parser = LeafnodeParser(self.session, listener.options.max_payload)
+        self._greeting: Greeting | None = None  # of a server that dialed, if passwords take long to check
+        if remote is None and listener.has_slow_passwords:
+            self._greeting = Greeting(listener.password_verifier, self._on_password_verified)
 
     @property
     def label(self) -> str:
@@ -126,13 +130,32 @@ class LeafnodeConnection(asyncio.Protocol):
             self._listener.write_scheduler.pause_reader(self)
 
     def _parse(self, data: bytes) -> None:
+        greeting = self._greeting
+        if greeting is not None:
+            greeting.receive(data)
+            if greeting.is_waiting:
+                return
         try:
             self._parser.feed(data)
+        except SlowPassword as password:
+            assert greeting is not None, "a second CONNECT is a protocol error"
+            self.pause_reading()
+            self._cancel_timers()
+            greeting.wait_for(password)
         except ProtocolError as error:
             self.fail(error.text)
         except Exception as error:  # an error caused by one server must not affect the others
             self._listener.log.error(f"{self.label}: {type(error).__name__}: {error}")
             self.fail(None)
+
+    def _on_password_verified(self, received: bytes) -> None:
+        """Parse CONNECT again, and what followed it."""
+        if self._closing:
+            return
+        self._start_timeout(self._listener.leafnode_options.auth_timeout_s, "Authentication Timeout")
+        self._parser = LeafnodeParser(self.session, self._listener.options.max_payload)
+        self.resume_reading()
+        self._parse(received)
 
     def _receive_tls(self, data: bytes) -> None:
         channel = self._channel
@@ -246,7 +269,7 @@ class LeafnodeConnection(asyncio.Protocol):
         self._close_after_flush()
 
     def on_remote_error(self, text: str) -> None:
-        self._listener.log.error(f"{self.label}: the other side says {text!r}")
+        self._listener.log.error(f"{self.label}: received error {text!r}")
         self._close_after_flush()
 
     def _close_after_flush(self) -> None:
@@ -302,7 +325,11 @@ class LeafnodeConnection(asyncio.Protocol):
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
         certificate = self._channel.get_peer_certificate() if self._channel is not None else None
         auth_context = AuthContext(
-            connection_type=LEAFNODE, nonce=self._nonce, client_ip=self.client_ip, certificate=certificate
+            connection_type=LEAFNODE,
+            nonce=self._nonce,
+            client_ip=self.client_ip,
+            certificate=certificate,
+            verified=self._greeting.verified if self._greeting is not None else None,
         )
         identity = self._listener.authenticate(fields, auth_context)
         if isinstance(identity, Known) and identity.grant is not None and identity.expires_s:
@@ -344,6 +371,7 @@ class LeafnodeConnection(asyncio.Protocol):
 
     def on_established(self) -> None:
         self.was_established = True
+        self._greeting = None
         session = self.session
         self._listener.log.info(
             f"{self.label}: leafnode connection with {session.name!r} for {session.account}"

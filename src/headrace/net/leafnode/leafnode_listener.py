@@ -11,7 +11,7 @@ import platform
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace import API_LEVEL, COMPATIBLE_VERSION
 from headrace.auth.authenticator import AuthContext, Authenticator
@@ -19,20 +19,18 @@ from headrace.auth.authenticator import UserIdentity as Known
 from headrace.broker import Accounts, SessionIdentity
 from headrace.broker.accounts import GLOBAL
 from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
+from headrace.broker.leafnodes.leafnode_handshake import LeafnodeLocalInfo
 from headrace.broker.leafnodes.leafnode_session import LeafnodeSession
-from headrace.broker.leafnodes.leafnode_transport import LeafnodeLocalInfo
 from headrace.config.leafnode_options import WILDCARD_HOSTS, LeafnodeAddress, LeafnodeOptions, LeafnodeRemote
 from headrace.config.options import OptionsError, ServerOptions
 from headrace.errors import ProtocolError
+from headrace.net.connection_context import ConnectionContext
 from headrace.net.leafnode.dialer import LeafnodeDialer
 from headrace.net.leafnode.leafnode_connection import LeafnodeConnection
 from headrace.net.leafnode.leafnode_tls import make_leafnode_client_context, make_leafnode_server_context
+from headrace.net.listener_profile import make_bind_error
 from headrace.net.logs import SILENT_LOGGER, Logger
-from headrace.net.write_scheduler import WriteScheduler
 from headrace.protocol import server_lines
-
-if TYPE_CHECKING:
-    from headrace.net.listener import Listener
 
 STOP_TIMEOUT_S = 2.0
 PROTOCOL_VERSION = 1
@@ -48,10 +46,10 @@ class LeafnodeListener:
         *,
         server_id: str,
         server_name: str,
-        client_listener: Listener,
+        clients: ConnectionContext,
         log: Logger = SILENT_LOGGER,
     ) -> None:
-        """`client_listener` is the listener for clients; its users may dial in here too."""
+        """`clients` is what client connections share; their users may dial in here too."""
         self.options = options
         self.leafnode_options: LeafnodeOptions = options.effective_leafnodes
         self.log = log
@@ -66,7 +64,10 @@ class LeafnodeListener:
             options.max_payload,
         )
         self._accounts = accounts
-        self._client_listener = client_listener
+        self.write_scheduler = clients.write_scheduler
+        self._client_registry = clients.registry
+        self.password_verifier = clients.password_verifier
+        self._client_backpressure = clients.backpressure
         self._leafnode_sets: dict[str, LeafnodeSet] = {}
         self._authenticator = _make_authenticator(options)
         self._last_cid = 0
@@ -74,26 +75,31 @@ class LeafnodeListener:
         self._dialers: list[LeafnodeDialer] = []
         self.tls: ssl.SSLContext | None = None
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Start listening and dialing; raise OSError if the address is not available."""
+        """Start listening and dialing; raise OptionsError if the address is not available."""
         leafnode_options = self.leafnode_options
         if leafnode_options.port:
             if leafnode_options.tls is not None:
                 self.tls = make_leafnode_server_context(leafnode_options.tls)
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: LeafnodeConnection(self, self._get_or_create_leafnodes(GLOBAL)),
-                self.host,
-                max(leafnode_options.port, 0),
-            )
+            try:
+                self._server = await asyncio.get_running_loop().create_server(
+                    lambda: LeafnodeConnection(self, self._get_or_create_leafnodes(GLOBAL)),
+                    self.host,
+                    max(leafnode_options.port, 0),
+                )
+            except OSError as error:
+                raise make_bind_error(
+                    self.host, leafnode_options.port, "leafnodes { port }", error
+                ) from error
             self.port = self._server.sockets[0].getsockname()[1]
             self.log.info(f"Listening for leafnode connections on {self.host}:{self.port}")
         for remote in leafnode_options.remotes:
             make_leafnode_client_context(remote.tls)  # report errors in certificates at the start
             if remote.account and self._accounts.get(remote.account) is None:
                 raise OptionsError(
-                    f"a leafnode remote is in account {remote.account!r}, which is not configured"
+                    f"a leafnode remote uses account {remote.account!r}, which is not configured"
                 )
         self._dialers = [
             LeafnodeDialer(self, remote) for remote in leafnode_options.remotes if not remote.disabled
@@ -135,12 +141,8 @@ class LeafnodeListener:
 
     def is_disk_backlogged(self) -> bool:
         """Whether too much waits for the disk."""
-        return self._client_listener.is_disk_backlogged()
-
-    @property
-    def write_scheduler(self) -> WriteScheduler:
-        """The write scheduler, shared with the client listener."""
-        return self._client_listener.write_scheduler
+        disk = self._client_backpressure.disk
+        return disk.is_high()
 
     def get_leafnodes(self, account: str) -> LeafnodeSet:
         """Return the connections of an account; raise ProtocolError if it may have no more."""
@@ -166,10 +168,17 @@ class LeafnodeListener:
     def make_dial_context(self, remote: LeafnodeRemote) -> ssl.SSLContext:
         return make_leafnode_client_context(remote.tls)
 
+    def _get_authenticator(self) -> Authenticator:
+        return self._authenticator or self._client_registry.authenticator
+
+    @property
+    def has_slow_passwords(self) -> bool:
+        """Whether checking a password may take long."""
+        return self._get_authenticator().has_slow_passwords
+
     def authenticate(self, fields: Mapping[str, Any], auth_context: AuthContext) -> SessionIdentity | None:
         """Authenticate a server that dials in, by the users of the section if it has some, else by those of the server."""
-        authenticator = self._authenticator or self._client_listener.authenticator
-        identity = authenticator.check(fields, auth_context)
+        identity = self._get_authenticator().check(fields, auth_context)
         if identity is None or not self.leafnode_options.account or identity.account != GLOBAL:
             return identity
         return Known(identity.user, self.leafnode_options.account, identity.permissions)
@@ -260,9 +269,9 @@ def _make_leafz_entry(connection: LeafnodeConnection) -> dict[str, Any]:
         "out_msgs": session.out_msgs,
         "in_bytes": session.in_bytes,
         "out_bytes": session.out_bytes,
-        "subscriptions": len(session.remote_interest),
+        "subscriptions": len(session.received_interest),
         "subscriptions_list": sorted(
-            subject.decode("utf-8", "replace") for subject, _ in session.remote_interest
+            subject.decode("utf-8", "replace") for subject in session.received_interest.iter_subjects()
         ),
         "compression": "off",
     }

@@ -37,4 +37,4 @@ def _load(context: ssl.SSLContext, tls: LeafnodeTlsOptions) -> None:
         if tls.ca:
             context.load_verify_locations(tls.ca)
     except (OSError, ssl.SSLError) as error:
-        raise OptionsError(f"leafnode certificates cannot be used: {error}") from error
+        raise OptionsError(f"cannot load the leafnode certificates: {error}") from error

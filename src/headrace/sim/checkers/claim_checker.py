@@ -2,7 +2,7 @@
 
 Owns what was sent and what was acknowledged, and inspects the actual state of broker and bucket. The object of a
 message with a reference must exist until every consumer concerned has acknowledged the message or it has expired, and
-while somebody needs it (`ClaimRequirements`) until the end of the grace period as well. No deletion may break that, no
+while it is needed (`ClaimRequirements`) until the end of the grace period as well. No deletion may break that, no
 unread object is deleted within the grace period, no upload that may still succeed is aborted, and what is read is what
 was sent. Must not know how claims are stored, except where claim records and leases are documented to be.
 """
@@ -46,8 +46,6 @@ class ClaimChecker:
         self._acked_ns: dict[str, int] = {}
         self._copies_acked_ns: dict[str, int] = {}
         self._decision_ns: dict[str, int] = {}
-        bucket.on_delete = self.on_delete
-        bucket.on_abort = self.on_abort
 
     @property
     def now_ns(self) -> int:
@@ -56,7 +54,7 @@ class ClaimChecker:
     # Events reported by actors
 
     def record_ack(self, reference: Reference | None, stream: str) -> None:
-        """Record that somebody is about to acknowledge a claim's message, in a stream that may be a copy."""
+        """Record that a consumer is about to acknowledge a claim's message, in a stream that may be a copy."""
         if reference is not None:
             acked_ns = self._copies_acked_ns if stream in self.requirements.copies else self._acked_ns
             acked_ns.setdefault(reference.object_key, self.now_ns)
@@ -65,18 +63,18 @@ class ClaimChecker:
         """Record a successful release by a reader of a copy: the claim record must name the copy from now on."""
         metadata = self._get_metadata(reference.claim_id)
         if metadata is None or metadata["object_key"] != reference.object_key or metadata["shared"]:
-            return  # gone already, or only its age ends it
+            return  # already removed, or only removed by age
         if stream in metadata["places"]:
             self.requirements.record_release(reference.object_key, stream)
         elif metadata["state"] == "released":
             self.add_violation(
-                f"claim {reference.claim_id} was released from {stream}, and its facts do not say so"
+                f"claim {reference.claim_id} was released by a reader of {stream}, but its record does not name {stream}"
             )
 
     def record_read(self, ident: str, data: bytes) -> None:
         self.read += 1
         if self.payloads.get(ident) != data:
-            self.add_violation(f"message {ident} was read as something that nobody sent")
+            self.add_violation(f"message {ident} was read with a payload that was never sent")
 
     def add_violation(self, text: str) -> None:
         """Record a violation; the simulation raises it, because an actor's exception may get lost."""
@@ -148,10 +146,12 @@ class ClaimChecker:
         left_ns = upload.initiated_ns + self._config.ttl.max_age * SECOND_NS - self._skew_ns - self.now_ns
         if left_ns > 0:
             self.add_violation(
-                f"{process_name} ends the upload of {upload.key} {left_ns / SECOND_NS:.1f} s too early"
+                f"{process_name} aborts the upload of {upload.key} {left_ns / SECOND_NS:.1f} s too early"
             )
         if not upload.belongs_to(self._config.namespace):
-            self.add_violation(f"{process_name} ends the upload of {upload.key}, which is not ours")
+            self.add_violation(
+                f"{process_name} aborts the upload of {upload.key}, which is outside the namespace"
+            )
 
     def _check_age(self, key: str, process_name: str, created_ns: int) -> None:
         ttl, acked_ns = self._config.ttl, self._acked_ns.get(key)
@@ -193,18 +193,18 @@ class ClaimChecker:
                 self.add_violation(f"{claim_message} does not resolve: {error}")
             return
         if b"".join(chunks) != self.payloads.get(claim_message.ident):
-            self.add_violation(f"{claim_message} resolves to something that nobody sent")
+            self.add_violation(f"{claim_message} resolves to a payload that was never sent")
 
     def check_end(self, foreign: set[str]) -> None:
         """Check at the end that nothing of ours is left, and everything of others."""
         left = set(self._bucket.list_keys())
         if leaked := sorted(left - foreign):
-            self.add_violation(f"{len(leaked)} objects are left for ever, {leaked[0]} among them")
+            self.add_violation(f"{len(leaked)} objects were never deleted, for example {leaked[0]}")
         if lost := sorted(foreign - left):
-            self.add_violation(f"{lost[0]} is not ours and was deleted")
+            self.add_violation(f"{lost[0]} is outside the namespace and was deleted")
         for upload in self._bucket.uploads.list_open():
             if upload.belongs_to(self._config.namespace):
-                self.add_violation(f"the upload of {upload.key} is left for ever")
+                self.add_violation(f"the upload of {upload.key} was never aborted")
         self._check_registry()
         self.raise_first_violation()
 
@@ -214,7 +214,7 @@ class ClaimChecker:
         for seq in log.find_seqs(log.get_filter(patterns), log.first_seq, log.last_seq).tolist():
             message = log.get(seq)
             if message is not None and message[3]:
-                self.add_violation(f"facts are left for ever: {bytes(message[3])[:200]!r}")
+                self.add_violation(f"a claim record or lease was never removed: {bytes(message[3])[:200]!r}")
 
 
 def parse_claim_message(

@@ -1,8 +1,8 @@
-"""Computes who really needs a claim: consumers of the streams that carry it, and readers under a lease.
+"""Computes whether a claim is really needed: by consumers of the streams that carry it, or by readers with a lease.
 
 Owns what actors requested and which replies they got: leases, resets and start positions of consumers, and which copies
 of a stream are known to carry a claim. The positions of consumers are read from the broker itself. A need counts
-against a deletion only if it existed when the deleting process began to decide: nobody can react to a need that arises
+against a deletion only if it existed when the deleting process began to decide: no process can react to a need that arises
 while an object store is already deleting. Must not know how claims are stored, except for what is documented: a copy
 counts once a claim was released from it, a lease says what was read only from its start on, and a consumer that began
 after a message has not read it.
@@ -78,7 +78,7 @@ class _ConfirmedLease:
 
 
 class ClaimRequirements:
-    """Who needs what of the streams of one server; `copies` are those that mirror or source others."""
+    """Which messages of one server's streams are needed; `copies` are those that mirror or source others."""
 
     def __init__(self, host: SimHost) -> None:
         self.copies: set[str] = set()
@@ -158,7 +158,7 @@ class ClaimRequirements:
         )
 
     def find_blocking_consumer(self, claim_message: ClaimMessage, decision_ns: int) -> str:
-        """Return who needs a message's claim, and already did when somebody began to decide about it; "" if nobody."""
+        """Return the reader that needs a message's claim, and already did when the decision began; "" if there is none."""
         if (
             claim_message.stream in self.copies
             and (claim_message.reference.object_key, claim_message.stream) not in self._known_copies

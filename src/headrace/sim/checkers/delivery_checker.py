@@ -83,7 +83,7 @@ class DeliveryChecker:
                     member.refused = True
                 return
             if response["count"] != len(members):
-                raise Violation(f"C5: {response['count']} of {len(members)} members are acknowledged")
+                raise Violation(f"C5: the commit acknowledges {response['count']} of {len(members)} members")
             for index, member in enumerate(members):
                 self._history_checker.record_ack(
                     member, response["seq"] - len(members) + 1 + index, sim.now_ns
@@ -135,7 +135,7 @@ class DeliveryChecker:
             response = json.loads(msg.payload) if msg.payload else {}
             if "message" in response:
                 if was_removed:
-                    raise Violation(f"C8: {stream} {seq} was removed and is read")
+                    raise Violation(f"C8: {stream} {seq} was removed, but was read")
                 self._check_message(stream, seq, base64.b64decode(response["message"]["data"]), "read")
 
         return on_reply
@@ -144,7 +144,7 @@ class DeliveryChecker:
         ident = parse_ident(payload)
         message = self._history_checker.sent.get(ident)
         if message is None or message.payload != payload:
-            raise Violation(f"C2: {payload[:40]!r} was {observed_as}, which nobody sent")
+            raise Violation(f"C2: {payload[:40]!r} was {observed_as}, but never sent")
         self._history_checker.record_seq_owner(stream, seq, ident, observed_as)
 
     # Consumers
@@ -173,7 +173,7 @@ class DeliveryChecker:
         if b"Nats-Marker-Reason" not in msg.header:
             self._check_message(stream, seq, msg.payload, f"delivered to {consumer}")
         if seq in self.confirmed_acks.get(key, ()):
-            raise Violation(f"C7: {consumer} got {stream} {seq} again, which it had confirmed")
+            raise Violation(f"C7: {consumer} received {stream} {seq} again after its ack was confirmed")
         self.delivered.setdefault(key, set()).add(seq)
         self._respond(client, key, seq, msg.reply)
 
@@ -210,7 +210,10 @@ class DeliveryChecker:
         key = (stream, consumer)
         self.confirmed_acks.pop(key, None)
         self._pending_resets[key] += 1
-        on_reply: Callable[[ReceivedMsg], None] = lambda _: self._pending_resets.subtract((key,))  # noqa: E731
+
+        def on_reply(msg: ReceivedMsg) -> None:
+            self._pending_resets.subtract((key,))
+
         client.request(f"$JS.API.CONSUMER.RESET.{stream}.{consumer}", body, on_reply)
 
     def on_disconnect(self) -> None:
@@ -228,4 +231,4 @@ class DeliveryChecker:
                 ).tolist()
                 missed = set(seqs) - self.delivered.get((name, consumer.name), set())
                 if missed:
-                    raise Violation(f"C7: {consumer.name} of {name} never got {sorted(missed)[:9]}")
+                    raise Violation(f"C7: {consumer.name} of {name} never received {sorted(missed)[:9]}")

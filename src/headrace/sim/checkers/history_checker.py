@@ -1,6 +1,6 @@
 """Records what clients did and which replies they got, and checks what a server may therefore contain.
 
-Owns the promises C1 to C9 and C13 (RELIABILITY in the design): it knows every message that was sent, every reply, and
+Owns the promises C1 to C9 and C13 (docs/explanation/testing.md): it knows every message that was sent, every reply, and
 every removal that was requested. A server's log is compared with that after a recovery and at rest. It keeps no copy of
 the server's rules beyond those it checks, and must not know disks, frames or sockets.
 """
@@ -114,7 +114,7 @@ class HistoryChecker:
             return
         duplicates = [m for m in self.by_stream[message.stream] if m.message_id == message.message_id]
         if not any(other is not message and other.seq in (0, seq) for other in duplicates):
-            raise Violation(f"C6: {message.ident!r} is called a duplicate of {seq}, which it is not")
+            raise Violation(f"C6: {message.ident!r} was acknowledged as a duplicate of {seq}, but is not")
 
     def record_seq_owner(self, stream: str, seq: int, ident: bytes, observed_as: str) -> None:
         """Record that a sequence was seen to belong to a message."""
@@ -155,7 +155,7 @@ class HistoryChecker:
         if self.rules[stream].is_workqueue:
             confirmed = confirmed | self.removals[stream].confirmed_acks
         for seq in confirmed & set(stored):
-            raise Violation(f"C8: {stream} {seq} was removed and is back")
+            raise Violation(f"C8: {stream} {seq} was removed, but exists again")
 
     def _iter_stored(self, stream: str, log: StreamLog) -> Iterator[tuple[int, SentMessage]]:
         seen: dict[bytes, int] = {}
@@ -163,7 +163,7 @@ class HistoryChecker:
         for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist():
             found = log.get(seq)
             if found is None:
-                raise Violation(f"C9: {stream} {seq} is listed and cannot be read")
+                raise Violation(f"C9: {stream} {seq} is listed, but cannot be read")
             time_ns, subject, header, payload, _ = found
             if b"Nats-Marker-Reason" in header:
                 continue
@@ -171,10 +171,10 @@ class HistoryChecker:
             message = self.sent.get(ident)
             if message is None or message.stream != stream or message.subject != bytes(subject):
                 raise Violation(
-                    f"C2: {stream} {seq} holds {payload[:40]!r} on {subject!r}, which nobody sent"
+                    f"C2: {stream} {seq} is {payload[:40]!r} on {subject!r}, which was never sent"
                 )
             if message.refused or message.duplicate:
-                raise Violation(f"C13: {ident!r} was refused and is stored at {seq}")
+                raise Violation(f"C13: {ident!r} was rejected, but is stored at {seq}")
             if ident in seen:
                 raise Violation(f"C2: {ident!r} is stored twice, at {seen[ident]} and {seq}")
             seen[ident] = seq
@@ -194,7 +194,7 @@ class HistoryChecker:
             if message.batch:
                 continue
             if message.order < newest.get(message.client, 0):
-                raise Violation(f"C3: {stream} {seq}: {message.ident!r} was sent before what precedes it")
+                raise Violation(f"C3: {stream} {seq}: {message.ident!r} was sent before its predecessor")
             newest[message.client] = message.order
 
     def _check_batches(self, stream: str, stored: dict[int, SentMessage]) -> None:
@@ -212,9 +212,9 @@ class HistoryChecker:
             for index, member in enumerate(all_members):
                 seq = index - first_offset
                 if at.get(member.ident, seq) != seq:
-                    raise Violation(f"C5: batch {batch!r} of {stream} is not together")
+                    raise Violation(f"C5: batch {batch!r} of {stream} is not contiguous")
                 if member.ident not in at and not self._may_be_removed(member, seq, stored, 0):
-                    raise Violation(f"C5: batch {batch!r} of {stream} lacks {member.ident!r}")
+                    raise Violation(f"C5: batch {batch!r} of {stream} does not contain {member.ident!r}")
 
     def _check_acknowledged(
         self,
@@ -229,15 +229,17 @@ class HistoryChecker:
         seq, there = message.seq, stored.get(message.seq)
         if there is message:
             if quiescent and self._must_be_removed(message, stored, now_ns):
-                raise Violation(f"C8: {message.ident!r} ({message.stream} {seq}) should be gone by now")
+                raise Violation(
+                    f"C8: {message.ident!r} ({message.stream} {seq}) should have been removed by now"
+                )
             found = log.get(seq)
             if found is None or found[3] != message.payload:
-                raise Violation(f"C1: {message.ident!r} ({message.stream} {seq}) is not what it was")
+                raise Violation(f"C1: {message.ident!r} ({message.stream} {seq}) has changed")
             return
         if log.last_seq < seq:
-            raise Violation(f"C1: {message.stream} ends at {log.last_seq}, {seq} was acknowledged")
+            raise Violation(f"C1: {message.stream} ends at {log.last_seq}, but {seq} was acknowledged")
         if not self._may_be_removed(message, seq, stored, log.last_seq):
-            raise Violation(f"C1: {message.ident!r} was acknowledged as {message.stream} {seq} and is lost")
+            raise Violation(f"C1: {message.ident!r} was acknowledged as {message.stream} {seq}, but is lost")
 
     def _may_be_removed(
         self, message: SentMessage, seq: int, stored: dict[int, SentMessage], last_seq: int

@@ -1,1 +1,3 @@
 """Simulated clients, connections and servers."""
+
+__all__: list[str] = []

@@ -38,7 +38,7 @@ STALLED_BUFFER_BYTES = 2_000
 class SimIdentity(NamedTuple):
     """Identity of a connection.
 
-    `is_publish_denied` tells, independently of the server's rules, where it must not publish.
+    `is_publish_denied` decides, independently of the server's rules, where it must not publish.
     """
 
     user: str
@@ -65,7 +65,7 @@ class SimClient:
         self.errors: list[bytes] = []
         self.received: list[bytes] = []
         self._rng = rng
-        self._reply_handlers: dict[bytes, MsgHandler] = {}
+        self._reply_handlers: dict[bytes, MsgHandler | None] = {}
         self._subscriptions: dict[bytes, MsgHandler] = {}
         self._request_count = 0
         self._to_server = bytearray()
@@ -118,7 +118,11 @@ class SimClient:
         )
 
     def request(
-        self, subject: str, payload: bytes, on_reply: MsgHandler, header: Mapping[str, str] | None = None
+        self,
+        subject: str,
+        payload: bytes,
+        on_reply: MsgHandler | None = None,
+        header: Mapping[str, str] | None = None,
     ) -> None:
         """Publish, and handle the first reply; a denied request gets none."""
         self._request_count += 1

@@ -193,7 +193,7 @@ class SimTransport(Transport):
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: Any, buffer_size: int, connect_timeout: int
     ) -> None:
-        raise ConnectionRefusedError("there is no TLS here")
+        raise ConnectionRefusedError("TLS is not simulated")
 
     def write(self, payload: bytes) -> None:
         if self._closed or self.process_dead or not payload:
@@ -217,7 +217,7 @@ class SimTransport(Transport):
     async def readline(self) -> bytes:
         while (end := self._received.find(b"\n") + 1) == 0:
             if self._closed:
-                raise ConnectionResetError("the connection broke")
+                raise ConnectionResetError("the connection was lost")
             size = len(self._received)
             await self._wait_for_data(size)
         line = bytes(self._received[:end])

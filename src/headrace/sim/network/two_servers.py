@@ -2,7 +2,7 @@
 
 Owns the order of events on both servers and on the connection: the seed chooses everything. The bytes in transit are
 those of the real protocol, produced by the real sessions. A crash of one side ends the connection and leaves the other
-side running.
+side running. See ADR 64.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
+from headrace.broker.leafnodes.leafnode_handshake import LeafnodeLocalInfo
 from headrace.broker.leafnodes.leafnode_session import LeafnodeSession
-from headrace.broker.leafnodes.leafnode_transport import LeafnodeLocalInfo
 from headrace.broker.routing.session import SessionIdentity
 from headrace.errors import ProtocolError
 from headrace.protocol import server_lines
@@ -60,7 +60,7 @@ class _RunSplitter:
         self.on_message = session.send_msg
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"a run holds messages only, not {name}")
+        raise AssertionError(f"a run contains only messages, not {name}")
 
 
 class LeafnodeEnd:
@@ -282,7 +282,7 @@ class TwoServers:
         for _ in range(_STEPS_MAX):
             if not self.step():
                 return
-        raise RuntimeError("the servers do not come to rest")
+        raise RuntimeError(f"the servers are still busy after {_STEPS_MAX:,} steps")
 
     def advance(self, duration_ns: int) -> None:
         """Let time pass; everything that became due has happened on return."""
@@ -313,4 +313,4 @@ class TwoServers:
             if request_id in broker.replies:
                 return broker.replies[request_id].json
             self.step()
-        raise RuntimeError("there is no answer")
+        raise RuntimeError(f"no reply to {endpoint}")

@@ -18,6 +18,7 @@ from headrace.claims import ClaimConfig, ClaimError, Claims, Clock, Metrics, Rec
 from headrace.claims.jetstream_client import RequestTimeout
 from headrace.claims.reference import decode, is_claim
 from headrace.claims.registry import ClaimEntry
+from headrace.claims.stores import MultipartUpload
 from headrace.errors import RequestError
 from headrace.sim.checkers.claim_checker import ClaimChecker
 from headrace.sim.checkers.claim_reachability import IDENT_HEADER
@@ -86,7 +87,9 @@ class ActorProcess:
         self._killed: asyncio.Future[None] | None = None
         self._claim_id_count = 0
         self.failures: list[Exception] = []
-        self.object_store = SimObjectStore(context.bucket, self.name, page_size=context.page_size)
+        self._dies_after_upload = False
+        self._parts_until_death = 0  # 0 means that parts do not kill it
+        self.object_store = SimObjectStore(context.bucket, self, page_size=context.page_size)
         self.connection = SimConnection(context.host, number)
         self.claims = Claims(
             self.connection,
@@ -155,9 +158,9 @@ class ActorProcess:
         recorded.
         """
         if moment == "upload":
-            self.object_store.on_uploaded = self.kill
+            self._dies_after_upload = True
         elif moment == "part":
-            self.object_store.on_part_uploaded = self._make_part_counter(parts)
+            self._parts_until_death = parts
         elif moment == "note":
             self.claims.registry.update_nowait = self._kill_instead  # type: ignore[method-assign]
 
@@ -180,20 +183,27 @@ class ActorProcess:
         except ClaimError as error:
             return f"{plan.ident}: {type(error).__name__}"
         except EXPECTED_ERRORS as error:
-            self.claim_checker.add_violation(f"publishing fails with {error!r}, which is no ClaimError")
+            self.claim_checker.add_violation(f"publishing failed with {error!r}, which is not a ClaimError")
             return ""
         return f"{plan.ident}: {published.stream} {published.seq} {published.duplicate}"
 
-    def _make_part_counter(self, parts: int) -> Callable[[], None]:
-        left = parts
+    # Events of its object store
 
-        def on_part_uploaded() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
+    def on_delete(self, key: str) -> None:
+        self.claim_checker.on_delete(key, self.name)
+
+    def on_abort(self, upload: MultipartUpload) -> None:
+        self.claim_checker.on_abort(upload, self.name)
+
+    def on_uploaded(self) -> None:
+        if self._dies_after_upload:
+            self.kill()
+
+    def on_part_uploaded(self) -> None:
+        if self._parts_until_death:
+            self._parts_until_death -= 1
+            if not self._parts_until_death:
                 self.kill()
-
-        return on_part_uploaded
 
     # Consumers
 

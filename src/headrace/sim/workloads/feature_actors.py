@@ -87,17 +87,17 @@ class CounterActor(FeatureActor):
             increment = self._increments.get(ident)
             if increment is None or increment.subject != subject or ident in seen:
                 raise Violation(f"C2: {ident!r} is counted at {seq} on {subject!r}, and at {seen.get(ident)}")
-            require(not increment.refused, f"C13: {ident!r} was refused and is counted at {seq}")
+            require(not increment.refused, f"C13: {ident!r} was rejected, but is counted at {seq}")
             seen[ident] = seq
             sums[subject] = sums.get(subject, 0) + increment.by
             found = int(json.loads(payload)["val"])
             require(found == sums[subject], f"C4: {subject!r} is {found} at {seq}, not {sums[subject]}")
             require(
                 increment.ack in (None, (seq, found)),
-                f"C1: {ident!r} was told {increment.ack}, not {seq, found}",
+                f"C1: {ident!r} was acknowledged as {increment.ack}, not {seq, found}",
             )
         lost = [ident for ident, increment in self._increments.items() if increment.ack and ident not in seen]
-        require(not lost, f"C1: {lost[:9]} were acknowledged and are not counted")
+        require(not lost, f"C1: {lost[:9]} were acknowledged, but are not counted")
 
 
 def _make_counter_handler(increment: _Increment) -> Callable[[ReceivedMsg], None]:
@@ -138,7 +138,7 @@ class ScheduleActor(FeatureActor):
         if self._scheduled and sim.rng.random() < 0.2:
             scheduled = sim.rng.choice(list(self._scheduled.values()))
             scheduled.may_be_replaced = True
-            sim.client().request(scheduled.subject, b"", lambda msg: None)
+            sim.client().request(scheduled.subject, b"")
             return
         due_ns = sim.now_ns + sim.rng.choice((0, 1, 4, 15, 50)) * SECOND_NS
         ident = self._next_ident()
@@ -155,19 +155,19 @@ class ScheduleActor(FeatureActor):
             scheduled = self._scheduled.get(payload)
             if scheduled is None or scheduled.refused or payload in fired:
                 raise Violation(
-                    f"C2: {payload!r} at {seq} on {subject!r} was refused, is unknown, or is twice"
+                    f"C2: {payload!r} at {seq} on {subject!r} was rejected, is unknown, or is stored twice"
                 )
             (fired if subject == b"h.out" else waiting).add(payload)
         latest_ns = max(sim.history_checker.latest_ns, sim.now_ns)
         for ident, scheduled in self._scheduled.items():
             found_count = int(ident in waiting) + int(ident in fired)
-            require(found_count < 2, f"C4: {ident!r} has fired and still waits")
+            require(found_count < 2, f"C4: {ident!r} has fired, but is still scheduled")
             require(
                 ident not in fired or latest_ns >= scheduled.due_ns, f"C8: {ident!r} fired before its time"
             )
             require(
                 found_count > 0 or scheduled.may_be_replaced or not scheduled.stored,
-                f"C1: {ident!r} is planned no more and did not fire",
+                f"C1: {ident!r} is no longer scheduled, but did not fire",
             )
             late = (
                 quiescent
@@ -269,21 +269,23 @@ class FastIngestActor(FeatureActor):
             at[ident] = seq
         for batch in self._batches:
             lost, unwanted = batch.acked - set(at), batch.refused & set(at)
-            require(not lost, f"C1: {sorted(lost)[:9]} of a fast batch were acknowledged and are lost")
-            require(not unwanted, f"C13: {sorted(unwanted)[:9]} of a fast batch were refused and are stored")
+            require(not lost, f"C1: {sorted(lost)[:9]} of a fast batch were acknowledged, but are lost")
+            require(
+                not unwanted, f"C13: {sorted(unwanted)[:9]} of a fast batch were rejected, but are stored"
+            )
             found_count = [at.pop(ident) for ident in batch.members if ident in at]
             require(
                 found_count == sorted(found_count),
-                f"C3: a fast batch stands in another order: {found_count[:9]}",
+                f"C3: a fast batch is stored in another order: {found_count[:9]}",
             )
-        require(not at, f"C2: {sorted(at)[:9]} were sent by nobody")
+        require(not at, f"C2: {sorted(at)[:9]} were never sent")
 
 
 def _iter_messages(log: StreamLog) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist():
         found = log.get(seq)
         if found is None:
-            raise Violation(f"C9: {log.name} {seq} is listed and cannot be read")
+            raise Violation(f"C9: {log.name} {seq} is listed, but cannot be read")
         yield seq, bytes(found[1]), bytes(found[2]), bytes(found[3])
 
 

@@ -51,13 +51,13 @@ class PermissionActors:
         def on_msg(msg: ReceivedMsg) -> None:
             payload = msg.payload
             if payload in self._forbidden:
-                raise Violation(f"rights: {payload!r} on {msg.subject!r} was not allowed and arrived")
+                raise Violation(f"permissions: {payload!r} on {msg.subject!r} was denied, but was delivered")
             if client.is_restricted and msg.subject == b"g.3":
-                raise Violation("rights: a guest got what is withheld from it")
+                raise Violation("permissions: a restricted user received a denied message")
             if once is None:
                 client.received.append(payload)
             elif payload in once:
-                raise Violation(f"a queue group got {payload!r} twice")
+                raise Violation(f"a queue group received {payload!r} twice")
             else:
                 once.add(payload)
 
@@ -83,15 +83,15 @@ class PermissionActors:
                 if number < 3 or publisher is unrestricted is client
             ]
             if client.received != expected and sorted(client.received) != sorted(expected):
-                raise Violation(f"rights: {client.received} was heard instead of {expected}")
+                raise Violation(f"permissions: received {client.received} instead of {expected}")
         if len(restricted.errors) != 6:
-            raise Violation(f"rights: six things are not allowed, refused were {restricted.errors}")
+            raise Violation(f"permissions: expected 6 errors, got {restricted.errors}")
         if not (stored.seq or stored.refused):
-            raise Violation("rights: what a guest may publish is not answered")
+            raise Violation("permissions: an allowed publish of a restricted user got no reply")
 
 
 def _on_forbidden_msg(msg: ReceivedMsg) -> None:
-    raise Violation(f"rights: a guest got {msg.payload[:40]!r} on {msg.subject!r}")
+    raise Violation(f"permissions: a restricted user received {msg.payload[:40]!r} on {msg.subject!r}")
 
 
 class ChurningStream:
@@ -112,7 +112,7 @@ class ChurningStream:
         if msg.payload:
             error = json.loads(msg.payload).get("error", {})
             if error.get("err_code", 0) not in (0, 10023, 10027, 10047, 10058):
-                raise Violation(f"{CHURNING_STREAM} is refused: {error}")
+                raise Violation(f"{CHURNING_STREAM} was rejected: {error}")
 
     def make_delete_handler(self, client: SimClient) -> Callable[[ReceivedMsg], None]:
         """Record a deletion that is about to be sent; return a handler for the reply."""
@@ -129,7 +129,7 @@ class ChurningStream:
         for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist():
             found = log.get(seq)
             if found is None:
-                raise Violation(f"C9: {CHURNING_STREAM} {seq} is listed and cannot be read")
+                raise Violation(f"C9: {CHURNING_STREAM} {seq} is listed, but cannot be read")
             cid, number = map(int, found[3].split(b"#")[:2])
             if number <= self._deleted_up_to.get(cid, 0):
-                raise Violation(f"C8: {CHURNING_STREAM} {seq} is of a stream that was deleted")
+                raise Violation(f"C8: {CHURNING_STREAM} {seq} belongs to a deleted stream")

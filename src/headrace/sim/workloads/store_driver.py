@@ -63,7 +63,7 @@ class StoreDriver:
         store = Store.open(self.disk, self.clock, self.options)
         found = read_state(store)
         store.metadata.register_compactor(b"", lambda key: self.model.metadata.get(key, b""))
-        store.on_commit = self._on_committed
+        store.set_observer(self)
         self._frame_number = store.frame_number
         return store, found
 
@@ -71,7 +71,7 @@ class StoreDriver:
         self.history.record_frame(frame, self.model.to_state())
         self._watermarks[frame] = {log.ident: log.last_seq for log in self.store.logs.values()}
 
-    def _on_committed(self, frame: int) -> None:
+    def on_frame_durable(self, frame: int) -> None:
         """Check a durable frame: each log's committed sequence is that of when the frame was submitted."""
         self.history.record_commit(frame)
         watermarks = self._watermarks.pop(frame, {})
@@ -79,6 +79,9 @@ class StoreDriver:
             if log.committed_seq != watermarks.get(log.ident, log.committed_seq):
                 watermark = watermarks[log.ident]
                 raise Violation(f"{log.name}: committed up to {log.committed_seq}, sealed up to {watermark}")
+
+    def on_full(self) -> None:
+        """Nothing to do: the driver calls `Store.on_idle` now and then."""
 
     # Changes
 
@@ -102,7 +105,7 @@ class StoreDriver:
         seq = self.log(name).append(subject, header, payload, time_ns, ttl_s)
         expected = self.model.logs[name].append(subject, header, payload, time_ns, ttl_s)
         if seq != expected:
-            raise AssertionError(f"{name}: the store gave sequence {seq}, the model {expected}")
+            raise AssertionError(f"{name}: the store returned sequence {seq}, the model {expected}")
         return seq
 
     def replace(self, name: str, subject: bytes, size: int = 20) -> int:
@@ -118,13 +121,13 @@ class StoreDriver:
     def remove(self, name: str, seq: int) -> None:
         done = self.log(name).remove(seq)
         if done != self.model.logs[name].remove(seq):
-            raise AssertionError(f"{name}: removing {seq} gave {done}")
+            raise AssertionError(f"{name}: removing {seq} returned {done}")
 
     def remove_below(self, name: str, seq: int) -> None:
         done = self.log(name).remove_below(seq)
         expected = self.model.logs[name].remove_below(seq)
         if done != expected:
-            raise AssertionError(f"{name}: removing below {seq} gave {done}, not {expected}")
+            raise AssertionError(f"{name}: removing below {seq} returned {done}, not {expected}")
 
     def advance(self, name: str, seq: int) -> None:
         self.log(name).advance(seq)
@@ -186,9 +189,9 @@ class StoreDriver:
             if self.step():
                 continue
             if not self.store.waiting_for_space:
-                raise AssertionError("the disk is idle, yet the store still waits")
+                raise AssertionError("the disk is idle, but the store still waits")
             if retried:
-                raise StoreFull("a frame waits for room")
+                raise StoreFull("a frame waits for space")
             retried = True
             self.store.on_idle()
 

@@ -134,7 +134,7 @@ def _reset(sim: Simulation) -> None:
         body = sim.rng.choice((b'{"seq":1}', b'{"seq":1}', b"", b'{"seq":0}'))
         sim.delivery_checker.reset(sim.client_for("pull"), "P", "pull", body)
     elif sim.options.two_servers and sim.rng.random() < 0.5:
-        sim.client().request("$JS.API.CONSUMER.RESET.Q.D", b"", lambda msg: None)
+        sim.client().request("$JS.API.CONSUMER.RESET.Q.D", b"")
 
 
 def _get_info(sim: Simulation) -> None:
@@ -179,7 +179,7 @@ def _purge(sim: Simulation) -> None:
         fields += [b'"keep":%d' % keep] if keep else []
         body, subject = b"{%b}" % b",".join(fields) if fields else b"", f"$JS.API.STREAM.PURGE.{stream}"
         if client.identity.is_publish_denied(subject):
-            client.request(subject, body, lambda msg: None)
+            client.request(subject, body)
             return
         purge = sim.history_checker.record_purge(stream, pattern.encode(), client.cid)
         expected_seqs = set() if keep else purge.expected_seqs
@@ -198,7 +198,7 @@ def _churn_stream(sim: Simulation) -> None:
     else:
         for _ in range(rng.randrange(1, 6)):
             payload = churning.next_payload(client) + bytes(rng.randrange(sim.options.payload_max))
-            client.request(f"x.{rng.randrange(SUBJECTS)}", payload, lambda msg: None)
+            client.request(f"x.{rng.randrange(SUBJECTS)}", payload)
 
 
 def _use_interest_stream(sim: Simulation) -> None:
@@ -216,9 +216,7 @@ def _use_interest_stream(sim: Simulation) -> None:
             sim.client_for(consumer), INTEREST_STREAM, consumer, rng.randrange(1, 8), vary_options=True
         )
     elif temporary:
-        sim.client().request(
-            f"$JS.API.CONSUMER.DELETE.{INTEREST_STREAM}.{temporary[0]}", b"", lambda msg: None
-        )
+        sim.client().request(f"$JS.API.CONSUMER.DELETE.{INTEREST_STREAM}.{temporary[0]}", b"")
     else:
         name = f"passing{sim.history_checker.last_order}"
         config = {
@@ -227,19 +225,17 @@ def _use_interest_stream(sim: Simulation) -> None:
             "filter_subject": rng.choice(("i.1", "i.3")),
         }
         body = json.dumps({"stream_name": INTEREST_STREAM, "config": config}).encode()
-        sim.client().request(f"$JS.API.CONSUMER.CREATE.{INTEREST_STREAM}.{name}", body, lambda msg: None)
+        sim.client().request(f"$JS.API.CONSUMER.CREATE.{INTEREST_STREAM}.{name}", body)
 
 
 def _change_worker(sim: Simulation) -> None:
     """Change the filter of the work queue's consumer, or reset it: no message may be removed by that."""
     if sim.rng.random() < 0.5:
         filter_subjects = sim.rng.choice((["w.0"], ["w.0", "w.1"], ["w.>"]))
-        sim.client().request(
-            "$JS.API.CONSUMER.CREATE.W.worker", make_worker_request(filter_subjects), lambda msg: None
-        )
+        sim.client().request("$JS.API.CONSUMER.CREATE.W.worker", make_worker_request(filter_subjects))
     elif seqs := sim.get_known_seqs("W"):
         body = b'{"seq":%d}' % sim.rng.choice(seqs)
-        sim.client().request("$JS.API.CONSUMER.RESET.W.worker", body, lambda msg: None)
+        sim.client().request("$JS.API.CONSUMER.RESET.W.worker", body)
 
 
 def make_worker_request(filter_subjects: list[str]) -> bytes:

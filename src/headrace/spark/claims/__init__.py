@@ -1,1 +1,3 @@
 """Claims in Spark: the claim column, fetching payloads, reader leases."""
+
+__all__: list[str] = []

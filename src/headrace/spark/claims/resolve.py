@@ -94,7 +94,7 @@ def resolve(
     missing = [name for name in ("data", "headers", *columns) if name not in df.columns]
     if missing:
         raise OptionError(
-            f"there is no column {missing[0]!r}: resolve works on what the source reads, with `data` and `headers`"
+            f"there is no column {missing[0]!r}: resolve needs the columns `data` and `headers` as the source reads them"
         )
     if errors not in ("fail", "column"):
         raise OptionError(f"errors={errors!r} is neither fail nor column")

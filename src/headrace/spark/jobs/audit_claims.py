@@ -73,9 +73,9 @@ def claims_audit(
     table = str(Path(target) / "claims")
     lifetimes = claim_lifetimes(spark, source, configs, inventory=inventory, price=price)
     replace_table(lifetimes, table, "parquet")
-    progress(f"the lives of claims are in {table}")
+    progress(f"wrote the lifetimes of claims to {table}")
     figures = compute_figures(spark.read.parquet(table))
-    progress(f"{figures.totals['claims']} claims summed up")
+    progress(f"{figures.totals['claims']} claims summarized")
     report = Path(target) / "report.html"
     report.write_text(render_html(figures, price))
     seconds = time.perf_counter() - started
@@ -153,7 +153,7 @@ def _subject_token(number: int) -> Column:
 
 
 def _time(name: str) -> Column:
-    """Convert seconds to a timestamp if Spark can represent it; anybody who may write events can put anything there."""
+    """Convert seconds to a timestamp if Spark can represent it; any user who may write events can put anything there."""
     return f.when(f.col(name).between(0, TIME_END - 1), f.col(name))
 
 
@@ -163,7 +163,7 @@ def _aggregate_events(events: DataFrame) -> DataFrame:
         f.when(f.col("event") == "created", f.col("data").cast("string")),
         "key string, size bigint, stored bigint, expires_at bigint",
     )
-    parsed_events = events.select("namespace", "claim_id", "event", "time", created_data.alias("facts"))
+    parsed_events = events.select("namespace", "claim_id", "event", "time", created_data.alias("record"))
 
     def event_time(event: str, aggregate: Any = f.min) -> Column:
         column: Column = aggregate(f.when(f.col("event") == event, f.col("time")))
@@ -172,10 +172,10 @@ def _aggregate_events(events: DataFrame) -> DataFrame:
     is_end = f.col("event").isin(*_END_EVENTS)
     return parsed_events.groupBy("namespace", "claim_id").agg(
         event_time("created").alias("created"),
-        f.first("facts.key", ignorenulls=True).alias("key"),
-        f.first("facts.size", ignorenulls=True).alias("size"),
-        f.first("facts.stored", ignorenulls=True).alias("stored"),
-        f.timestamp_seconds(f.first(_time("facts.expires_at"), ignorenulls=True)).alias("expires_at"),
+        f.first("record.key", ignorenulls=True).alias("key"),
+        f.first("record.size", ignorenulls=True).alias("size"),
+        f.first("record.stored", ignorenulls=True).alias("stored"),
+        f.timestamp_seconds(f.first(_time("record.expires_at"), ignorenulls=True)).alias("expires_at"),
         event_time("retrieved").alias("first_read"),
         event_time("retrieved", f.max).alias("last_read"),
         f.count_if(f.col("event") == "retrieved").alias("reads"),

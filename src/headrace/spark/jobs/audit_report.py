@@ -21,12 +21,12 @@ _LEAKS = ("overdue", "undeleted", "orphan")
 _POINTS_MAX = 120
 _INTERVALS_S = (1, 10, 60, 300, 900, 3600, 6 * 3600, 86400, 7 * 86400)
 _STATUS_MEANING = {
-    "live": "there, and somebody may still need it",
-    "ended": "gone, and the trail says how",
-    "overdue": "there, though its age and grace are over",
-    "undeleted": "there, though the trail says that it was deleted",
-    "orphan": "there, unknown to the trail, and its hour is over",
-    "vanished": "gone, and the trail does not say how: the bucket's own rule, or somebody else",
+    "live": "the object exists and may still be needed",
+    "ended": "the object is gone; the audit trail shows why",
+    "overdue": "the object exists, but max_age and grace_period have passed",
+    "undeleted": "the object exists, but the audit trail shows its deletion",
+    "orphan": "the object exists and has expired, but the audit trail does not contain it",
+    "vanished": "the object is gone and the audit trail does not show why: a lifecycle rule or another program deleted it",
 }
 
 
@@ -139,7 +139,7 @@ def render_html(figures: AuditFigures, price: float) -> str:
         ("leaks", svg_charts.format_number(totals["leaks"])),
         ("vanished", svg_charts.format_number(totals["vanished"])),
         ("median lifetime", format_seconds(totals["lifetime_median_s"])),
-        ("99 % below", format_seconds(totals["lifetime_p99_s"])),
+        ("p99 lifetime", format_seconds(totals["lifetime_p99_s"])),
         ("bytes leaked", format_bytes(totals["leaked_bytes"])),
         ("storage cost", format_dollars(totals["cost"])),
     ]
@@ -166,9 +166,9 @@ def _draw_charts(figures: AuditFigures) -> list[str]:
     ]
     interval_text = format_seconds(figures.interval_s)
     return [
-        svg_charts.lines(f"Claims created and ended, every {interval_text}", labels, rates),
-        svg_charts.lines("Claims alive", labels, [("alive", live)]),
-        _draw_histogram("Lifetimes of claims that ended, by how", figures.lifetimes, format_seconds),
+        svg_charts.lines(f"Claims created and ended per {interval_text}", labels, rates),
+        svg_charts.lines("Live claims", labels, [("live", live)]),
+        _draw_histogram("Lifetimes of ended claims, by reason", figures.lifetimes, format_seconds),
         _draw_histogram("Sizes of objects, by state", figures.sizes, format_bytes),
     ]
 
@@ -257,8 +257,8 @@ figure {{ margin: 0; border: 1px solid #e2e8f0; border-radius: 6px; padding: 6px
 table {{ border-collapse: collapse; margin: 0.5rem 0 1.5rem; width: 100%; }}
 th, td {{ text-align: left; padding: 4px 10px; border-bottom: 1px solid #e2e8f0; }} th {{ color: #4a5568; }}
 </style></head><body>
-<h1>Claims audit</h1><p>Made {made}. Storage at ${price} for a GB a month.</p>
+<h1>Claims audit</h1><p>Created {made}. Storage price: ${price} per GB and month.</p>
 <div class="cards">{cards}</div><div class="plots">{plots}</div>
-<h2>States</h2>{states}<h2>Topics</h2><p>Those with leaks first, then those that cost most; at most 20.</p>{topics}
+<h2>States</h2>{states}<h2>Topics</h2><p>Topics with leaks first, then by cost; at most 20.</p>{topics}
 </body></html>
 """

@@ -1,10 +1,10 @@
-"""Collects claims at scale: joins the object inventory with the claim records and deletes in tasks what nobody needs.
+"""Collects claims at scale: joins the object inventory with the claim records and deletes in tasks what is no longer needed.
 
 Owns the join and the work of a task. It makes no decisions of its own: `headrace.claims.gc_policy` decides from record,
 time and floors, as for every collector; orphans follow the sweeper's rule. Invariants: a task checks record and floors
 again immediately before it deletes, so that anything that changed since the join is left alone; nothing younger than
 the grace period, by the store's clock, is touched; every removal is in the audit trail. It can run beside any number of
-collectors.
+collectors. See ADR 56.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def claims_collect(
     dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> CollectSummary:
-    """Delete the claims of a namespace that nobody needs, and orphaned objects.
+    """Delete the claims of a namespace that are no longer needed, and orphaned objects.
 
     `source` has `servers` and the other options of a read. References are looked up in the streams that the registry
     names. With `streams`, the caller guarantees that no other stream refers to claims of this namespace: orphans are
@@ -91,7 +91,7 @@ def claims_collect(
     address = _parse_source_address(source)
     metadata = _read_metadata(spark, source, config)
     named = list(streams) if streams is not None else _find_streams(metadata)
-    progress(f"references are in {', '.join(named) or 'no stream'}")
+    progress(f"reading references from {', '.join(named) or 'no stream'}")
     readable = _filter_readable(address, named, streams_complete=streams is not None)
     references = _find_references(spark, source, readable)
     joined = _join_objects(metadata, references, list_objects(spark, [config], table=inventory))
@@ -102,14 +102,14 @@ def claims_collect(
         replace_table(results, target, "parquet")
         results = spark.read.parquet(target)
     rows = results.groupBy("action").agg(f.count("*").alias("claims"), f.sum("size").alias("bytes")).collect()
-    progress(f"{sum(row.claims for row in rows)} claims and objects looked at")
+    progress(f"{sum(row.claims for row in rows)} claims and objects checked")
     return CollectSummary(
         {row.action: row.claims for row in rows}, {row.action: row.bytes or 0 for row in rows}, dry_run
     )
 
 
 def _read_metadata(spark: SparkSession, source: OptionMap, config: ClaimConfig) -> DataFrame:
-    """Return the claim records: facts (as stored), subject, revision, object_key, streams.
+    """Return the claim records: record (as stored), subject, revision, object_key, streams.
 
     If a record is bad its object_key is null and its streams are empty.
     """
@@ -119,10 +119,10 @@ def _read_metadata(spark: SparkSession, source: OptionMap, config: ClaimConfig) 
     text = f.col("data").cast("string")
     parsed = f.from_json(text, "claim_id string, object_key string, places map<string, string>")
     found = df.where(f.length("data") > 0).select(
-        f.col("data").alias("facts"), "subject", f.col("seq").alias("revision"), parsed.alias("p")
+        f.col("data").alias("record"), "subject", f.col("seq").alias("revision"), parsed.alias("p")
     )
     streams = f.coalesce(f.map_keys("p.places"), f.array().cast("array<string>"))
-    return found.select("facts", "subject", "revision", "p.object_key", streams.alias("streams"))
+    return found.select("record", "subject", "revision", "p.object_key", streams.alias("streams"))
 
 
 def _find_streams(metadata: DataFrame) -> list[str]:
@@ -149,7 +149,7 @@ def _parse_source_address(source: OptionMap) -> ServerAddress:
     options = normalize_names({name: str(value) for name, value in source.items()})
     if options.get("domain"):
         raise OptionError(
-            "domain: claims are kept and collected where a server's own JetStream is; connect to one there"
+            "option `domain` is not supported: claims are collected on the server that stores them; connect to that server"
         )
     return parse_address(options)
 
@@ -163,8 +163,8 @@ def _filter_readable(address: ServerAddress, streams: Sequence[str], *, streams_
     if streams_complete and len(readable) < len(streams):
         others = ", ".join(repr(stream) for stream in streams if stream not in readable)
         raise StreamError(
-            f"nobody can say what {others} refers to: there is no such stream, or its allow_direct is off; "
-            "name streams that can be read, or none"
+            f"cannot read the references in {others}: there is no such stream, or its allow_direct is off; "
+            "name only streams that can be read, or none"
         )
     return readable
 
@@ -182,14 +182,14 @@ def _join_objects(metadata: DataFrame, references: DataFrame, objects: DataFrame
     with_objects = metadata.join(object_columns, metadata.object_key == object_columns.key, "full_outer")
     named = with_objects.select(
         f.coalesce("key", "object_key", "subject").alias("key"),
-        "facts",
+        "record",
         "subject",
         "revision",
         f.col("size"),
         f.unix_micros("modified").alias("modified_us"),
     )
     return named.join(references, f.col("key") == f.col("referred_key"), "left").select(
-        "key", "facts", "subject", "revision", "size", "modified_us", "referring"
+        "key", "record", "subject", "revision", "size", "modified_us", "referring"
     )
 
 
@@ -198,7 +198,7 @@ class _JoinedRow:
     """One row of the join."""
 
     key: str
-    facts: bytes | None
+    record: bytes | None
     subject: str | None
     revision: int | None
     size: int | None
@@ -206,9 +206,9 @@ class _JoinedRow:
     referring: list[str] | None
 
     def entry(self, config: ClaimConfig) -> ClaimEntry:
-        """Return the claim record, or raise `MalformedRecord`; for an orphan, return what its key says."""
-        if self.facts is not None:
-            return decode_entry(self.subject or "", self.facts, self.revision or 0, 0)
+        """Return the claim record, or raise `MalformedRecord`; for an orphan, return what its key contains."""
+        if self.record is not None:
+            return decode_entry(self.subject or "", self.record, self.revision or 0, 0)
         namespace, topic, _, _ = self.key.split("/")
         size = self.size or 0
         created = (self.modified_us or 0) * 1000
@@ -282,11 +282,11 @@ class _CollectTask:
             await claims.registry.cancel_timers(entry for entry in deleted if entry.revision)
             left = {entry.object_key for entry, _ in to_delete} - {entry.object_key for entry in deleted}
             for key in left:
-                outcomes[key] = (REJECTED, "it is not in the configured bucket")
+                outcomes[key] = (REJECTED, "not in the configured bucket")
             for entry in failed:
                 outcomes[entry.object_key] = (
                     "failed",
-                    "the store would not delete it; the next run tries again",
+                    "the object store failed to delete it; the next run will retry",
                 )
         return _make_result_batch(rows, outcomes)
 
@@ -299,19 +299,19 @@ class _CollectTask:
         floors: _JoinedFloors,
         sweeper: Sweeper,
     ) -> tuple[str, str]:
-        """Return (action, reason) for a claim, and release it if nobody did.
+        """Return (action, reason) for a claim, and release it if its readers did not.
 
         A claim whose need cannot be checked stays.
         """
         try:
             event, reason = await self._decide(row, entry, current, now_ns, floors)
-            if event or not row.facts or not await sweeper.needs_release(entry, now_ns, floors):
+            if event or not row.record or not await sweeper.needs_release(entry, now_ns, floors):
                 return event, reason
         except (RequestTimeout, RequestError) as error:
-            return "", f"nobody says whether it is needed: {error}"
+            return "", f"cannot determine whether it is still needed: {error}"
         if not self.dry_run and not await sweeper.try_release(entry, now_ns):
-            return "", "it could not be released; the next run tries again"
-        return "released", "read or gone, and nobody released it; it goes after its retention"
+            return "", "could not be released; the next run will retry"
+        return "released", "read or removed, but not released; deleted after its retention"
 
     async def _decide(
         self,
@@ -322,10 +322,10 @@ class _CollectTask:
         floors: _JoinedFloors,
     ) -> tuple[str, str]:
         """Return (action, reason) for a claim; "" if it stays."""
-        if row.facts is None:
+        if row.record is None:
             return self._decide_orphan(row, current, now_ns)
         if current is None or current.revision != entry.revision:
-            return "", "somebody changed it meanwhile"
+            return "", "changed meanwhile"
         floors.referring = frozenset(row.referring or ())
         decision = await decide(current, self.config, now_ns, floors)
         if not decision.event and row.size is None and now_ns > entry.created_ns + self._grace_ns:
@@ -334,18 +334,18 @@ class _CollectTask:
 
     def _decide_orphan(self, row: _JoinedRow, current: ClaimEntry | None, now_ns: int) -> tuple[str, str]:
         if current is not None and current.object_key == row.key:
-            return "", "it was registered meanwhile"
+            return "", "registered meanwhile"
         limit_ns = now_ns - self._grace_ns
         hour_ns = parse_hour_end_ns(row.key.split("/")[2])
         if hour_ns is None or (row.modified_us or 0) * 1000 > limit_ns:
             return "", "younger than grace_period"
         if hour_ns <= now_ns - self.config.end_grace_s * SECOND_NS:
-            return "orphan", "nobody knows it, and its time is over"
+            return "orphan", "no claim record, and expired"
         if row.referring:
             return "", f"referred to from {', '.join(row.referring)}"
         if self.streams_complete:
-            return "orphan", "nobody knows it, and no stream refers to it"
-        return "", "its time is not over, and other streams may refer to it"
+            return "orphan", "no claim record, and no stream refers to it"
+        return "", "not expired, and other streams may refer to it"
 
     @property
     def _grace_ns(self) -> int:

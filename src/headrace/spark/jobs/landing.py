@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.reader.open_source import open_source
 from headrace.reader.options import EARLIEST, OptionError, parse_read_options
-from headrace.reader.stream_catalog import open_source
 from headrace.spark.jobs.job_result import OptionMap, Progress, Summary, no_progress
 from headrace.spark.jobs.landing_log import has_started, ranges_folder, record_epochs
 from headrace.spark.offsets import resolve_bound
@@ -44,7 +44,7 @@ class Landing:
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
-            raise OptionError(f"layout {self.layout!r} is none of {', '.join(LAYOUTS)}")
+            raise OptionError(f"layout {self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.kind not in ("headrace", "jetstream", "headrace_kv"):
             raise OptionError(f"kind {self.kind!r} is neither headrace nor headrace_kv")
 
@@ -120,7 +120,7 @@ def run_landing(
             if each.batchId > last_epoch and each.numInputRows:
                 last_epoch, rows, batches = each.batchId, rows + each.numInputRows, batches + 1
                 progress(
-                    f"epoch {each.batchId}: {each.numInputRows} rows, {each.processedRowsPerSecond:,.0f} a second"
+                    f"epoch {each.batchId}: {each.numInputRows} rows, {each.processedRowsPerSecond:,.0f} rows/s"
                 )
         if not ended and time.monotonic() - recorded_s > _RECORD_INTERVAL_S:
             record_epochs(spark, landing.ranges_path, landing.checkpoint, start_seq)

@@ -2,7 +2,7 @@
 
 Owns these records. Invariant: everything recorded is in the table; rows in the table that are not recorded yet (the job
 was killed in between) are found in the checkpoint by the next run. All reads and writes go through Spark, so that they
-work wherever the table is stored.
+work wherever the table is stored. See ADR 57.
 """
 
 from __future__ import annotations

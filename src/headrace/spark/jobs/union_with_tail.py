@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from headrace.errors import DataLoss
+from headrace.reader.open_source import open_source
 from headrace.reader.options import parse_read_options
-from headrace.reader.stream_catalog import open_source
 from headrace.spark.jobs.job_result import OptionMap
 from headrace.spark.jobs.landing import default_checkpoint
 from headrace.spark.jobs.landing_log import landed_ranges, ranges_folder
@@ -50,6 +50,6 @@ def _check_continuity(source: OptionMap, end: int, identity: str) -> None:
         )
     if stream_info.first_seq > end and options.fail_on_data_loss:
         raise DataLoss(
-            f"the table ends at sequence {end - 1} and stream {stream_info.name!r} begins at {stream_info.first_seq}: what "
-            "was between was removed before it was landed. To unite them nevertheless set failOnDataLoss=false"
+            f"the table ends at sequence {end - 1} and stream {stream_info.name!r} starts at {stream_info.first_seq}: the "
+            "messages in between were removed before they were landed. To read without them, set failOnDataLoss=false"
         )

@@ -34,13 +34,12 @@ from headrace.reader.batch_cast import OPEN_END
 from headrace.reader.blocking_connection import ServerAddress
 from headrace.reader.claim_lease import NO_READER
 from headrace.reader.kv_rows import STREAM_COLUMNS, latest_per_key, make_key_prefix, to_kv_columns
-from headrace.reader.stream_admin import fetch_stream_info, find_key_prefix, mark_reachable
-from headrace.reader.stream_catalog import open_source
+from headrace.reader.open_source import open_source
+from headrace.reader.stream_admin import fetch_stream_info, mark_reachable
 from headrace.spark import schema as schemas
-from headrace.spark.batch_reader import JetStreamBatchReader, read_rows
+from headrace.spark.batch_reader import JetStreamBatchReader
 from headrace.spark.kv.kv_writer import OPERATIONS, KvChange, KvTarget, KvWriter
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
-from headrace.spark.partitions import SeqRangePartition
 from headrace.spark.schema import SchemaError
 
 KV_SCHEMA = StructType(
@@ -77,13 +76,13 @@ def parse_kv_read_options(raw: Mapping[str, str]) -> KvReadOptions:
     bucket = o.get_required(options, "bucket")
     mode = options.pop("mode", "table")
     if mode not in _READ_MODES:
-        raise o.OptionError(f"option `mode`: {mode!r} is none of {', '.join(_READ_MODES)}")
+        raise o.OptionError(f"option `mode`: {mode!r} is not one of {', '.join(_READ_MODES)}")
     for name in ("stream", "subject"):
         if name in options:
-            raise o.OptionError(f"there is no option `{name}` of a bucket; use `bucket` and `keys`")
+            raise o.OptionError(f"option `{name}` is not available for buckets; use `bucket` and `keys`")
     del options["bucket"]
     prefix, keys = make_key_prefix(bucket), options.pop("keys", ">")
-    # Buckets drop old revisions all the time, so that is no data loss. And values are never claims.
+    # Buckets drop old revisions all the time, so that is not data loss. And values are never claims.
     defaults = {"failondataloss": "false", "claimreader": NO_READER}
     stream_options = {**defaults, **options, "stream": f"KV_{bucket}", "subject": prefix + keys}
     return KvReadOptions(prefix, keys, mode, o.parse_read_options(stream_options))
@@ -93,7 +92,8 @@ def _with_key_prefix(kv_options: KvReadOptions) -> KvReadOptions:
     """Return the options with the key prefix that the server reports: keys of a mirror have the subjects of its
     upstream.
     """
-    prefix = find_key_prefix(kv_options.stream_options, open_source(kv_options.stream_options).get_info())
+    source = open_source(kv_options.stream_options)
+    prefix = source.find_key_prefix(source.get_info())
     return replace(
         kv_options,
         prefix=prefix,
@@ -116,13 +116,14 @@ class KvBatchReader(DataSourceReader):
         )
 
     def partitions(self) -> Sequence[InputPartition]:
-        parts = self._stream_reader.partitions()
-        if self.kv_options.mode == "history" or not parts:
-            return parts
-        first, last = parts[0], parts[-1]
-        assert isinstance(first, SeqRangePartition)
-        assert isinstance(last, SeqRangePartition)
-        return [replace(first, end=last.end if first.pin else self._find_end(last.end))]
+        if self.kv_options.mode == "history":
+            return self._stream_reader.partitions()
+        partitions = self._stream_reader.plan()
+        if not partitions:
+            return []
+        first, end = partitions[0], partitions[-1].seq_range.end
+        whole_range = replace(first.seq_range, end=end if first.is_snapshot else self._find_end(end))
+        return [InputPartition(replace(first, seq_range=whole_range))]
 
     def _find_end(self, planned: int) -> int:
         """Return where a read from a server ends: keys rewritten meanwhile are found if they stay below the end."""
@@ -133,10 +134,11 @@ class KvBatchReader(DataSourceReader):
         return OPEN_END if ending.seq > planned else ending.seq or planned
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SeqRangePartition):
+        if partition is None or partition.value is None:
             return
-        entries = _read_entries(self.kv_options, partition, self._stream_reader.schema, self._kv_schema)
-        if partition.end == OPEN_END and self.kv_options.stream_options.ending.seq:
+        rows = self._stream_reader.read(partition)
+        entries = _to_entries(rows, self.kv_options.prefix, self._kv_schema)
+        if partition.value.seq_range.end == OPEN_END and self.kv_options.stream_options.ending.seq:
             entries = _before(entries, self.kv_options.stream_options.ending.seq)
         for batch in (
             entries if self.kv_options.mode == "history" else latest_per_key(entries, self._kv_schema)
@@ -153,18 +155,14 @@ class KvMicroBatchReader(JetStreamMicroBatchReader):
         self.output_schema = schema
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SeqRangePartition)
-        return _read_entries(self.kv_options, partition, self.schema, self.output_schema)
+        return _to_entries(super().read(partition), self.kv_options.prefix, self.output_schema)
 
 
-def _read_entries(
-    kv_options: KvReadOptions,
-    partition: SeqRangePartition,
-    stream_schema: pa.Schema,
-    output_schema: pa.Schema,
+def _to_entries(
+    batches: Iterator[pa.RecordBatch], prefix: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    for batch in read_rows(kv_options.stream_options, partition, stream_schema):
-        yield schemas.build_batch(to_kv_columns(batch, kv_options.prefix), output_schema)
+    for batch in batches:
+        yield schemas.build_batch(to_kv_columns(batch, prefix), schema)
 
 
 def _before(batches: Iterator[pa.RecordBatch], end: int) -> Iterator[pa.RecordBatch]:
@@ -196,7 +194,7 @@ class KvWriteOptions:
 def _parse_one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in words:
-            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(words)}")
         return text.lower()
 
     return parse
@@ -224,14 +222,14 @@ def parse_kv_write_options(raw: Mapping[str, str], schema: StructType) -> KvWrit
     names = set(schema.names)
     if "key" not in names or not names <= _WRITE_COLUMNS | _IGNORED_COLUMNS:
         raise SchemaError(
-            f"a bucket takes the columns key, value, operation ({', '.join(OPERATIONS)}) and ttl; "
-            f"there are {', '.join(schema.names)}"
+            f"a bucket accepts the columns key, value, operation ({', '.join(OPERATIONS)}) and ttl; "
+            f"the rows have {', '.join(schema.names)}"
         )
     stream_info = fetch_stream_info(
         write_options.address, write_options.api_prefix, f"KV_{write_options.bucket}", 0.0
     )
     if "ttl" in names and not stream_info.config.get("allow_msg_ttl"):
-        raise SchemaError(f"bucket {write_options.bucket!r} takes no TTL: give it limit markers")
+        raise SchemaError(f"bucket {write_options.bucket!r} does not accept a TTL: enable limit markers")
     return write_options
 
 
@@ -302,10 +300,12 @@ def _make_change(row: dict[str, Any], default: str) -> KvChange:
     # A change feed may be written to another bucket: entries that expired in the source are deleted here.
     operation = "delete" if operation == "expired" else operation
     if operation not in OPERATIONS:
-        raise SchemaError(f"operation {operation!r} is none of {', '.join(OPERATIONS)}")
+        raise SchemaError(f"operation {operation!r} is not one of {', '.join(OPERATIONS)}")
     key = row["key"]
     if not key or not _KEY.fullmatch(key):
-        raise SchemaError(f"{key!r} cannot be a key: letters, digits and -/_=. between, no dots at the ends")
+        raise SchemaError(
+            f"{key!r} is not a valid key: use letters, digits and - / _ =, with dots in between"
+        )
     value = row.get("value") if operation in ("put", "create") else b""
     body = value if isinstance(value, bytes) else b"" if value is None else str(value).encode()
     ttl = row.get("ttl")
@@ -337,7 +337,9 @@ class KvDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> KvBatchWriter:
         if overwrite:
-            raise o.OptionError('a bucket is changed key by key: use .mode("append")')
+            raise o.OptionError(
+                'a bucket cannot be overwritten, only changed key by key: use .mode("append")'
+            )
         return KvBatchWriter(parse_kv_write_options(self.options, schema), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KvMicroBatchWriter:

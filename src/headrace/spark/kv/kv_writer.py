@@ -108,13 +108,13 @@ class KvWriter:
                 new += new_count
             if not pending:
                 return new + sum(self._resolve_conflict(connection, *conflict) for conflict in conflicts)
-        raise ConnectionFailed("the acknowledgements ended")
+        raise ConnectionFailed("acknowledgements are missing")
 
     def _parse_ack(self, header: bytes, payload: bytes, change: KvChange) -> int | None:
         """Return 1 if a change was new, 0 if it was stored already; None if a key to be created exists."""
         bucket = self._target.bucket
         if header[:12] == b"NATS/1.0 503":
-            raise KvWriteError(f"bucket {bucket!r} does not take key {change.key!r}: nobody answers")
+            raise KvWriteError(f"bucket {bucket!r} did not store key {change.key!r}: no responders")
         response = json.loads(payload)
         if "error" not in response:
             return int(not response.get("duplicate", False))
@@ -122,11 +122,11 @@ class KvWriter:
         if change.operation == "create" and error.get("err_code") in _WRONG_SEQUENCE:
             return None
         raise KvWriteError(
-            f"bucket {bucket!r} refuses key {change.key!r}: {error.get('description')} [{error.get('err_code')}]"
+            f"bucket {bucket!r} rejected key {change.key!r}: {error.get('description')} [{error.get('err_code')}]"
         )
 
     def _resolve_conflict(self, connection: BlockingConnection, number: int, change: KvChange) -> int:
-        """Handle a key to be created that exists: with our own value, a deletion, or somebody else's value."""
+        """Handle a key to be created that exists: with our own value, a deletion, or another writer's value."""
         for _ in range(_ATTEMPTS):
             seq, headers = self._get_last(connection, change)
             if b"Nats-Msg-Id: %s\r\n" % self._make_msg_id(number) in headers:

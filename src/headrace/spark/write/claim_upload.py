@@ -3,7 +3,7 @@
 Owns the conversion of a chunk of messages to the same chunk with references. Invariants: a claim's name is derived from
 its row's place in the query and from the payload, so that a repeated task finds the claim of the first attempt and no
 other; claims uploaded for rows that are then rejected are removed, and claims that another attempt may have used are
-left to their timers. Must not know Spark.
+left to their timers. Must not know Spark. See ADR 53.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns the records and the rules for using them: one record per partition, stored together with the rows that it covers,
 and one record per completely written epoch, stored by the driver. Invariants: a record is read from the stream's
 leader; a query never continues from the record of another query; an epoch is complete only if all its records belong to
-it. Must not know Spark.
+it. Must not know Spark. See ADR 58.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WRONG_SEQUENCE = {10071, 10164}
 _NO_MESSAGE = 10037
-#: Header of a record, so that nobody takes it for a message.
+#: Header of a record, so that it is not mistaken for a message.
 PROGRESS_HEADER = b"Headrace-Progress: spark\r\n"
 
 
@@ -126,9 +126,9 @@ def _check_owner(found: PartitionProgress, target: WriteTarget) -> None:
     )
     if is_foreign:
         raise WriteError(
-            f"what is on record under writeId {target.query!r} is of another query, which has come to epoch "
-            f"{found.epoch}, and this one begins anew at {target.epoch}: its rows would be taken for written. Go on from "
-            "the checkpoint of that query, or give this one a `writeId` of its own, or none"
+            f"writeId {target.query!r} belongs to another query, which has written epoch {found.epoch}; this query is at "
+            f"epoch {target.epoch}, and its rows would count as already written. Continue from the checkpoint of the other "
+            "query, or use another `writeId`, or none"
         )
 
 
@@ -151,7 +151,7 @@ def _commit_epoch(connection: BlockingConnection, target: WriteTarget, partition
         if error is None:
             return
         if error.get("err_code") not in WRONG_SEQUENCE:
-            raise WriteError(f"stream {target.stream!r} refuses the record of epoch {target.epoch}: {error}")
+            raise WriteError(f"stream {target.stream!r} rejected the record of epoch {target.epoch}: {error}")
 
 
 def check_partitions(connection: BlockingConnection, target: WriteTarget, partitions: int) -> None:
@@ -166,9 +166,9 @@ def check_partitions(connection: BlockingConnection, target: WriteTarget, partit
         if progress.epoch == target.epoch:
             raise WriteError(
                 f"epoch {target.epoch} of {target.query} has {partitions} partitions now, and an earlier attempt wrote "
-                f"{progress.rows} rows as partition {partition}: they are in stream {target.stream!r} twice, or are wanted "
-                "no more. Writing once needs the same partitions when an epoch is repeated: keep their number, with "
-                "repartition or minPartitions. To go on with what is there, purge subject "
+                f"{progress.rows} rows as partition {partition}: stream {target.stream!r} contains them twice, or they no "
+                "longer belong to the epoch. Exactly-once writes need the same partitions when an epoch is repeated: keep "
+                "their number with repartition or minPartitions. To continue with the stream as it is, purge subject "
                 f"{target.progress_prefix}.{target.query}.{partition} and start again"
             )
 
@@ -190,7 +190,7 @@ def _load_partitions(
     while pending_targets:
         message = next(
             connection.iter_messages(
-                connection.address.timeout_s, f"what is on record in stream {target.stream!r}"
+                connection.address.timeout_s, f"progress records in stream {target.stream!r}"
             )
         )
         found = pending_targets.pop(message.subject, None)

@@ -56,19 +56,19 @@ def make_row_layout(schema: StructType, subject: str) -> RowLayout:
     unknown = [name for name in names if name not in _COLUMNS | _IGNORED_COLUMNS]
     if unknown:
         raise SchemaError(
-            f"column {unknown[0]!r} cannot be sent; there are {', '.join(sorted(_COLUMNS))}. Put the rest into `data`, "
-            "for example with to_json(struct(...))"
+            f"column {unknown[0]!r} cannot be written; available columns: {', '.join(sorted(_COLUMNS))}. Put the rest into "
+            "`data`, for example with to_json(struct(...))"
         )
     if "data" not in names:
-        raise SchemaError("there is no column `data`, which is what is sent")
+        raise SchemaError("there is no column `data`, the payload")
     if "subject" not in names and not subject:
-        raise SchemaError("there is no column `subject`; add one, or say option `subject`")
+        raise SchemaError("there is no column `subject`; add one, or set option `subject`")
     for name, allowed_types in _COLUMN_TYPES.items():
         if name in names and not isinstance(schema[name].dataType, allowed_types):
             raise SchemaError(f"column {name!r} is {schema[name].dataType.simpleString()}; cast it to string")
     if "headers" in names and not _is_headers_type(schema["headers"].dataType):
         raise SchemaError(
-            f"column 'headers' is {schema['headers'].dataType.simpleString()}; it has to be map<string, string> or "
+            f"column 'headers' is {schema['headers'].dataType.simpleString()}; it must be map<string, string> or "
             "map<string, array<string>>"
         )
     return RowLayout(names, subject)

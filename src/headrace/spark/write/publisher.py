@@ -116,7 +116,7 @@ class AtomicWriter:
                 if not self._is_recorded(batch):
                     published += self._store_batch(batch)
         if self._progress.epoch == target.epoch and self._progress.rows > rows:
-            raise self._make_changed_error(f"now it has {rows} rows")
+            raise self._make_changed_error(f"it now has {rows} rows")
         return published
 
     def _load_progress(self) -> PartitionProgress:
@@ -129,7 +129,7 @@ class AtomicWriter:
             return True
         if progress.epoch != target.epoch or batch.rows > progress.rows:
             if progress.epoch == target.epoch and batch.rows - len(batch) < progress.rows:
-                raise self._make_changed_error("its rows are divided otherwise")
+                raise self._make_changed_error("its rows are split differently")
             return False
         if batch.rows == progress.rows and batch.crc != progress.crc:
             raise self._make_changed_error("its rows or their order differ")
@@ -138,9 +138,9 @@ class AtomicWriter:
     def _make_changed_error(self, difference: str) -> RowsChanged:
         target = self._target
         return RowsChanged(
-            f"partition {target.partition} of epoch {target.epoch} is not what it was when {self._progress.rows} of its "
-            f"rows were written: {difference}. Writing once needs a query that gives the same rows again: sort or "
-            "repartition by a key before the sink, and keep the number of partitions"
+            f"partition {target.partition} of epoch {target.epoch} has changed since {self._progress.rows} of its rows "
+            f"were written: {difference}. Exactly-once writes need a query that returns the same rows when it is repeated: "
+            "sort or repartition by a key before the sink, and keep the number of partitions"
         )
 
     def _store_batch(self, batch: WriteBatch) -> int:
@@ -172,9 +172,9 @@ class AtomicWriter:
         return None
 
     def _explain_rejection(self, rejection: _PublishRejected) -> str:
-        text = f"stream {self._target.stream!r} refuses a batch: {rejection}"
+        text = f"stream {self._target.stream!r} rejected a batch: {rejection}"
         if rejection.code == _BATCH_INCOMPLETE:
-            text += "; is every subject among those of the stream?"
+            text += "; check that the stream has every subject that is written"
         return text
 
     def _send(self, connection: BlockingConnection, batch: WriteBatch) -> None:
@@ -308,9 +308,9 @@ class IdempotentWriter:
         row = int(row_text) - (batch.rows - len(batch)) if is_ours else -1
         if 0 <= row < len(batch) and not _has_same_payload(stored, batch.get_payload(row)):
             raise RowsChanged(
-                f"row {int(row_text)} of partition {target.partition} of epoch {target.epoch} is not what it was when it "
-                f"was written as message {seq}. Writing once needs a query that gives the same rows in the same partitions "
-                "again, or column `msg_id` for ids that do not depend on that"
+                f"row {int(row_text)} of partition {target.partition} of epoch {target.epoch} has changed since it was "
+                f"written as message {seq}. Exactly-once writes need a query that returns the same rows in the same "
+                "partitions when it is repeated, or a column `msg_id` with ids that do not depend on that"
             )
 
     def _add_msg_ids(self, batch: WriteBatch, first: int) -> WriteBatch:
@@ -341,16 +341,16 @@ class IdempotentWriter:
                 found.append((message.subject, {} if no_responders else json.loads(message.payload)))
                 if len(found) == count:
                     return found
-        raise ConnectionFailed("the acknowledgements ended")
+        raise ConnectionFailed("acknowledgements are missing")
 
     def _check_ack(self, ack: dict[str, Any]) -> None:
         stream = self._target.stream
         if not ack:
-            raise WriteError(f"a subject is not among those of stream {stream!r}")
+            raise WriteError(f"stream {stream!r} does not have a subject that was written")
         if "error" in ack:
-            raise WriteError(f"stream {stream!r} refuses a message: {_PublishRejected(ack['error'])}")
+            raise WriteError(f"stream {stream!r} rejected a message: {_PublishRejected(ack['error'])}")
         if ack.get("stream") != stream:
             raise WriteError(
-                f"a subject is not among those of stream {stream!r}: {ack.get('stream')!r} took a message that was "
-                "meant for it. Add the subject to the one, or filter such rows out"
+                f"stream {stream!r} does not have a subject that was written: {ack.get('stream')!r} stored the message "
+                "instead. Add the subject to the stream, or filter such rows out"
             )

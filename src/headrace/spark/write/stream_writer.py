@@ -71,13 +71,13 @@ class TaskCommitMessage(WriterCommitMessage):
 
 def _parse_atomic_mode(text: str) -> str:
     if text.lower() not in _ATOMIC_MODES:
-        raise ValueError(f"{text!r} is none of {', '.join(_ATOMIC_MODES)}")
+        raise ValueError(f"{text!r} is not one of {', '.join(_ATOMIC_MODES)}")
     return text.lower()
 
 
 def _parse_name(text: str) -> str:
     if not re.fullmatch(r"[\w-]+", text):
-        raise ValueError(f"{text!r} may have letters, digits, - and _ only")
+        raise ValueError(f"{text!r} is not a valid name: use letters, digits, - and _")
     return text
 
 
@@ -113,8 +113,8 @@ def parse_write_options(raw: Mapping[str, str]) -> WriteOptions:
         # Claims are registered on the server we connect to; its collectors would not see the consumers of a stream
         # elsewhere.
         raise o.OptionError(
-            "options `domain` and `claimConfig` do not go together: claims belong to the domain of the server that is "
-            "written to. Give `servers` of that domain instead of `domain`"
+            "options `domain` and `claimConfig` cannot be combined: claims belong to the domain of the server that the "
+            "sink connects to. Set `servers` to a server of that domain instead"
         )
     return parsed
 
@@ -125,7 +125,7 @@ def adapt_to_stream(options: WriteOptions) -> WriteOptions:
     options = _with_claim_upload(options, stream_info)
     blocker = _find_atomic_blocker(stream_info)
     if options.atomic == "true" and blocker:
-        raise StreamError(f"stream {stream_info.name!r} {blocker}, or leave out `atomic`")
+        raise StreamError(f"stream {stream_info.name!r} {blocker}, or omit `atomic`")
     if options.atomic == "false" or blocker:
         return replace(options, progress="")
     progress = options.progress or _find_progress_prefix(stream_info)
@@ -143,12 +143,12 @@ def adapt_to_stream(options: WriteOptions) -> WriteOptions:
 def _find_atomic_blocker(stream_info: StreamInfo) -> str:
     """Return why batches with records cannot be written to a stream, and what to do; "" if they can."""
     if not stream_info.config.get("allow_atomic"):
-        return "takes no atomic batches: set allow_atomic"
+        return "does not accept atomic batches: set allow_atomic"
     if stream_info.retention != "limits":
-        # With interest retention a record is removed as soon as nobody waits for it.
+        # With interest retention a record is removed as soon as no consumer needs it.
         return (
-            f"has retention {stream_info.retention}, so it does not keep a record of what was written: use one with "
-            "limits"
+            f"has retention {stream_info.retention}, so it does not keep records of what was written: use limits "
+            "retention"
         )
     return ""
 
@@ -187,7 +187,7 @@ def _find_progress_prefix(stream_info: StreamInfo) -> str:
     for subject in subjects:
         if subject.endswith(".>") and "*" not in subject:
             return f"{subject[:-2]}._progress"
-    raise StreamError(_make_no_progress_text(stream_info, "none of them takes progress messages"))
+    raise StreamError(_make_no_progress_text(stream_info, "none of them is for progress messages"))
 
 
 def _make_no_progress_text(stream_info: StreamInfo, reason: str) -> str:
@@ -202,7 +202,7 @@ class JetStreamBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise o.OptionError('a stream is only appended to: use .mode("append")')
+            raise o.OptionError('a stream cannot be overwritten: use .mode("append")')
         self.options = adapt_to_stream(options)
         self.layout = make_row_layout(schema, options.subject)
         self.name = options.write_id or uuid.uuid4().hex

@@ -140,7 +140,7 @@ def check_size(batch: WriteBatch, limit: int) -> None:
     largest = max(_find_largest(each) for each in batch.column_groups) + _HEADERS_ADDED
     if largest > limit:
         raise WriteError(
-            f"a message of {largest} bytes with its headers is larger than the server takes ({limit}); "
+            f"a message with its headers has {largest} bytes, more than the server accepts ({limit}); "
             "raise its max_payload, or send the payload as a claim"
         )
 

@@ -1,1 +1,3 @@
 """Checkpoints: writing them and loading them."""
+
+__all__: list[str] = []

@@ -3,13 +3,12 @@ mark.
 
 Owns which section is in which file, and when older files may be removed. Invariant: the root is written only when every
 frame that its sections contain is durable and every block that they name is synced; older files are removed only once
-the newer checkpoint's mark is durable. Must not know what is in a section.
+the newer checkpoint's mark is durable. Must not know what is in a section. See ADR 10.
 """
 
 from __future__ import annotations
 
 import errno
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,9 @@ from headrace.code_probes import sometimes
 from headrace.errors import StoreError
 from headrace.storage import format_features
 from headrace.storage.checkpoint.load import LoadedCheckpoint
-from headrace.storage.checkpoint_schema import CheckpointRoot, SectionRef, ShardEntry, StreamEntry
-from headrace.storage.format import TRAILER_BYTES, checkpoint_path, compute_section_crc, encode_trailer
+from headrace.storage.checkpoint.running_checkpoint import RunningCheckpoint, SectionSource
+from headrace.storage.checkpoint_schema import CheckpointRoot, ShardEntry, StreamEntry
+from headrace.storage.format import TRAILER_BYTES, checkpoint_path, encode_trailer
 from headrace.storage.io.disk import Op
 from headrace.storage.log.file_log import FileLog
 from headrace.storage.maintenance.flush import mark_synced, sync_ops
@@ -49,7 +49,7 @@ class Checkpointer:
         self._store = store
         self.number = 0
         self.durable_number = 0
-        self.running = False
+        self.running: RunningCheckpoint | None = None
         self.pending_mark = 0  # a checkpoint whose files are synced and whose mark is not written yet
         self.stream_entries: dict[int, StreamEntry] = {}
         self.shard_entries: dict[int, ShardEntry] = {}
@@ -60,49 +60,37 @@ class Checkpointer:
         self._existing: list[int] = []  # checkpoints whose files exist
         #: Checkpoint -> the frame up to which the journal is not needed.
         self._start_frames: dict[int, int] = {}
-        self._waiters: list[tuple[int, DoneCallback]] = []  # called when that one, or a newer one, is marked
+        self._waiters: list[tuple[int, DoneCallback]] = []  # called when that one, or a newer one, is durable
         self._next_waiters: list[DoneCallback] = []  # for the checkpoint after the current one
         self._restart_requested = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self._to_capture: deque[tuple[FileLog | None, int]] = deque()
-        self._sections: list[bytes] = []
-        self._offset = 0
-        self._start_frame = 0
-        self._journaled = 0  # bytes journaled between the start of the previous checkpoint and of this one
-        self._captured_frame = 0
-        self._delete_frame = 0  # the frame that deletes a stream which this checkpoint no longer names
-        self._captured_logs: list[FileLog] = []
-        self._flush_target = 0
-        self._syncing = False
-        self._new_stream_entries: dict[int, StreamEntry] = {}
-        self._new_shard_entries: dict[int, ShardEntry] = {}
 
     # Capturing
 
     def start(self, done: DoneCallback | None = None, everything: bool = False) -> None:
         """Start a checkpoint; if one is running, start another one after it."""
-        if self.running:
-            sometimes("a checkpoint is asked for while one is under way")
+        if self.running is not None:
+            sometimes("a checkpoint is requested while one is running")
             self._restart_requested = True
             if done is not None:
                 self._next_waiters.append(done)
             return
-        self.running = True
-        self._reset()
         store = self._store
         self.number += 1
         waiting, self._next_waiters = self._next_waiters + ([done] if done is not None else []), []
         self._waiters += [(self.number, each) for each in waiting]
-        self._start_frame = store.journal.last_frame
-        self._journaled, store.journal.bytes_since_checkpoint = store.journal.bytes_since_checkpoint, 0
-        self._captured_frame = store.frame_number - 1
-        self._flush_target = store.flusher.added_count
+        journaled, store.journal.bytes_since_checkpoint = store.journal.bytes_since_checkpoint, 0
+        running = self.running = RunningCheckpoint(self.number, store.journal.last_frame, journaled)
+        running.captured_frame = store.frame_number - 1
+        running.flush_target = store.flusher.added_count
         if store.has_deletes:
-            self._delete_frame = store.frame_number
+            running.delete_frame = store.frame_number
         stale = self._find_stale_files()
-        for log in store.iter_file_logs():
+        self._plan_streams(running, stale, everything)
+        self._plan_shards(running, stale, everything)
+
+    def _plan_streams(self, running: RunningCheckpoint, stale: set[int], everything: bool) -> None:
+        """Decide which streams are captured, and which keep the section that they have."""
+        for log in self._store.iter_file_logs():
             entry = self.stream_entries.get(log.ident)
             if (
                 everything
@@ -110,20 +98,23 @@ class Checkpointer:
                 or log.changed_frame > log.saved_frame
                 or entry.ref.checkpoint in stale
             ):
-                self._to_capture.append((log, -1))
+                running.to_capture.append((log, -1))
             else:
-                self._new_stream_entries[log.ident] = StreamEntry(
-                    log.ident, log.name, self._start_frame, entry.ref
+                running.stream_entries[log.ident] = StreamEntry(
+                    log.ident, log.name, running.start_frame, entry.ref
                 )
-        for number, shard in enumerate(store.metadata.shards):
-            if not shard.entries and shard.changed_frame < store.frame_number:
+
+    def _plan_shards(self, running: RunningCheckpoint, stale: set[int], everything: bool) -> None:
+        """Decide which shards of the metadata are captured, and which keep the section that they have."""
+        for number, shard in enumerate(self._store.metadata.shards):
+            if not shard.entries and shard.changed_frame < self._store.frame_number:
                 continue  # empty, and not changed by the open frame
             existing = self.shard_entries.get(number)
             changed = shard.changed_frame > self._shard_frames[number]
             if everything or changed or (existing is not None and existing.ref.checkpoint in stale):
-                self._to_capture.append((None, number))
+                running.to_capture.append((None, number))
             elif existing is not None:
-                self._new_shard_entries[number] = ShardEntry(number, self._start_frame, existing.ref)
+                running.shard_entries[number] = ShardEntry(number, running.start_frame, existing.ref)
 
     def require(self, feature: str, done: DoneCallback) -> None:
         """Name a format feature in the root from now on: versions that lack it refuse the store.
@@ -136,17 +127,6 @@ class Checkpointer:
         self.features |= {feature}
         self._store.checkpoint(done)
 
-    def _get_delete_frame(self) -> int:
-        """Return the frame that must be durable before the root is written, because it deletes a stream.
-
-        A root that does not name the stream would delete it too early. A root that names it would rely on blocks that
-        are no longer written.
-        """
-        captured = max((log.deleted_in_frame for log in self._captured_logs if log.is_deleted), default=0)
-        if max(self._delete_frame, captured) > self._store.committed_frame:
-            sometimes("a checkpoint waits for the end of a stream")
-        return max(self._delete_frame, captured)
-
     def _find_stale_files(self) -> set[int]:
         named = sorted({entry.ref.checkpoint for entry in self._list_entries()})
         return set(named[: max(len(named) - FILES_MAX, 0)])
@@ -156,154 +136,158 @@ class Checkpointer:
 
     def advance(self) -> None:
         """Continue as far as possible now. Called after every commit submitted, commit completed and flush."""
-        if not self.running or self._syncing or self._store.poisoned is not None:
+        running = self.running
+        if running is None or running.is_syncing or self._store.poisoned is not None:
             return
-        if self._to_capture:
-            self._capture_sections()
-        if self._to_capture:
+        if running.to_capture:
+            self._capture_sections(running)
+        if running.to_capture or not self._is_ready(running):
             return
+        running.is_syncing = True
         store = self._store
-        if (
-            store.committed_frame < max(self._captured_frame, self._get_delete_frame())
-            or store.flusher.finished_count < self._flush_target
-        ):
-            return
-        self._syncing = True
         unsynced, store.flusher.unsynced_segments = store.flusher.unsynced_segments, {}
         store.disk.submit(
-            "behind", sync_ops(unsynced), lambda error: self._on_segments_synced(unsynced, error)
+            "behind", sync_ops(unsynced), lambda error: self._on_segments_synced(running, unsynced, error)
         )
 
-    def _capture_sections(self) -> None:
+    def _is_ready(self, running: RunningCheckpoint) -> bool:
+        """Return whether everything that the sections contain is durable, and the blocks they name are written."""
+        store = self._store
+        delete_frame = running.get_delete_frame()
+        if delete_frame > store.committed_frame:
+            sometimes("a checkpoint waits for the deletion of a stream")
+        return (
+            store.committed_frame >= max(running.captured_frame, delete_frame)
+            and store.flusher.finished_count >= running.flush_target
+        )
+
+    def _capture_sections(self, running: RunningCheckpoint) -> None:
         """Capture sections of logs and shards that the open frame has not changed."""
         store = self._store
-        budget = self._offset + STEP_BYTES
-        for _ in range(min(len(self._to_capture), STEP_SECTIONS)):
-            if self._offset > budget:
+        budget = running.size + STEP_BYTES
+        for _ in range(min(len(running.to_capture), STEP_SECTIONS)):
+            if running.size > budget:
                 break
-            log, number = self._to_capture.popleft()
-            changed = log.changed_frame if log is not None else store.metadata.shards[number].changed_frame
-            if changed == store.frame_number:
+            source = running.to_capture.popleft()
+            if self._is_changing(source):
                 sometimes("a section waits for its frame")
-                self._to_capture.append((log, number))
-            elif log is None:
-                self._capture_shard(number)
-            elif log.is_deleted:
-                self._delete_frame = max(self._delete_frame, log.deleted_in_frame)
+                running.to_capture.append(source)
             else:
-                self._capture_stream(log)
+                self._capture(running, source)
         store.flusher.submit_next()  # segments sealed early, and columns of logs whose subjects got new ids
-        if not self._to_capture:
-            self._captured_frame = store.frame_number - 1
-            self._flush_target = store.flusher.added_count
-        elif any(not self._is_changing(each) for each in self._to_capture):
+        if not running.to_capture:
+            running.captured_frame = store.frame_number - 1
+            running.flush_target = store.flusher.added_count
+        elif any(not self._is_changing(each) for each in running.to_capture):
             store.disk.submit("behind", [], lambda error: self.advance())
 
-    def _is_changing(self, each: tuple[FileLog | None, int]) -> bool:
-        log, number = each
-        shards = self._store.metadata.shards
-        return (
-            log.changed_frame if log is not None else shards[number].changed_frame
-        ) == self._store.frame_number
+    def _is_changing(self, source: SectionSource) -> bool:
+        log, number = source
+        changed = (log if log is not None else self._store.metadata.shards[number]).changed_frame
+        return changed == self._store.frame_number
 
-    def _capture_stream(self, log: FileLog) -> None:
+    def _capture(self, running: RunningCheckpoint, source: SectionSource) -> None:
+        log, number = source
+        if log is None:
+            self._capture_shard(running, number)
+        elif log.is_deleted:
+            running.delete_frame = max(running.delete_frame, log.deleted_in_frame)
+        else:
+            self._capture_stream(running, log)
+
+    def _capture_stream(self, running: RunningCheckpoint, log: FileLog) -> None:
         if log.is_sparse:
             sometimes("a segment is sealed early")
             log.seal_early()
         if log.has_many_dead_subjects and not self._store.compactor.is_compacting(log):
             log.drop_dead_subjects()
-        ref = self._append_section(log.encode_state())
-        self._new_stream_entries[log.ident] = StreamEntry(
-            log.ident, log.name, self._store.journal.last_frame, ref
-        )
+        ref = running.add_section(self._store.store_id, log.encode_state())
+        running.add_stream(log, self._store.journal.last_frame, ref)
         log.saved_frame = self._store.frame_number - 1
-        self._captured_logs.append(log)
 
-    def _capture_shard(self, number: int) -> None:
-        ref = self._append_section(msgspec.msgpack.encode(self._store.metadata.capture_shard(number)))
-        self._new_shard_entries[number] = ShardEntry(number, self._store.journal.last_frame, ref)
+    def _capture_shard(self, running: RunningCheckpoint, number: int) -> None:
+        data = msgspec.msgpack.encode(self._store.metadata.capture_shard(number))
+        ref = running.add_section(self._store.store_id, data)
+        running.shard_entries[number] = ShardEntry(number, self._store.journal.last_frame, ref)
         self._shard_frames[number] = self._store.frame_number - 1
-
-    def _append_section(self, data: bytes) -> SectionRef:
-        ref = SectionRef(
-            self.number, self._offset, len(data), compute_section_crc(self._store.store_id, data)
-        )
-        padding = -len(data) % 8
-        self._sections += [data, bytes(padding)] if padding else [data]
-        self._offset += len(data) + padding
-        return ref
 
     # Writing
 
-    def _make_root(self) -> CheckpointRoot:
+    def _make_root(self, running: RunningCheckpoint) -> CheckpointRoot:
         store = self._store
         return CheckpointRoot(
-            number=self.number,
-            frame=self._start_frame,
+            number=running.number,
+            frame=running.start_frame,
             next_ident=store.next_ident,
-            streams=list(self._new_stream_entries.values()),
-            shards=list(self._new_shard_entries.values()),
+            streams=list(running.stream_entries.values()),
+            shards=list(running.shard_entries.values()),
             damage=list(store.report().damage),
             offline=self.offline_streams,
             retained_files=self.retained_files,
             writer=__version__,
         )
 
-    def _make_write_ops(self) -> list[Op]:
-        root = format_features.encode_envelope(msgspec.msgpack.encode(self._make_root()), self.features)
-        parts = [*self._sections, root, encode_trailer(self._store.store_id, self.number, self._offset, root)]
+    def _make_write_ops(self, running: RunningCheckpoint) -> list[Op]:
+        assert sum(map(len, running.sections)) == running.size, "the root must be where the trailer says"
+        encoded = msgspec.msgpack.encode(self._make_root(running))
+        root = format_features.encode_envelope(encoded, self.features)
+        trailer = encode_trailer(self._store.store_id, running.number, running.size, root)
+        parts = [*running.sections, root, trailer]
         ops: list[Op] = []
         for copy in COPIES:
-            path = checkpoint_path(self.number, copy)
+            path = checkpoint_path(running.number, copy)
             ops += [("create", path, 0), ("write", path, 0, parts), ("sync", path)]
         return [*ops, ("syncdir", "checkpoints")]
 
     def _on_segments_synced(
-        self, unsynced: dict[str, tuple[FileLog, FileSegment]], error: OSError | None
+        self,
+        running: RunningCheckpoint,
+        unsynced: dict[str, tuple[FileLog, FileSegment]],
+        error: OSError | None,
     ) -> None:
         if error is not None:
             self._store.fail(error)
             return
         mark_synced(unsynced)
-        self._store.disk.submit("behind", self._make_write_ops(), self._on_written)
+        ops = self._make_write_ops(running)
+        self._store.disk.submit("behind", ops, lambda error: self._on_written(running, error))
 
-    def _on_written(self, error: OSError | None) -> None:
+    def _on_written(self, running: RunningCheckpoint, error: OSError | None) -> None:
         if error is not None:
             if error.errno == errno.ENOSPC:
-                needed = 2 * (self._offset + len(msgspec.msgpack.encode(self._make_root())) + TRAILER_BYTES)
+                root_size = len(msgspec.msgpack.encode(self._make_root(running)))
                 self._store.on_out_of_space(error)
-                self._abort(error)
+                self._abort(running, error)
+                needed = 2 * (running.size + root_size + TRAILER_BYTES)
                 self._store.journal.give_up_spare(needed, self._store.on_files_removed)
             else:
                 self._store.fail(error)
             return
-        self._install()
-        self.running = False
+        self._install(running)
         self._store.write_mark()
 
-    def _install(self) -> None:
-        self.stream_entries, self.shard_entries = self._new_stream_entries, self._new_shard_entries
-        self._existing.append(self.number)
-        self._start_frames[self.number] = self._start_frame
-        self.pending_mark = self.number
-        self._sections, self._captured_logs = [], []
+    def _install(self, running: RunningCheckpoint) -> None:
+        self.stream_entries, self.shard_entries = running.stream_entries, running.shard_entries
+        self._existing.append(running.number)
+        self._start_frames[running.number] = running.start_frame
+        self.pending_mark = running.number
+        self.running = None
 
     def on_no_space(self, error: OSError) -> None:
         """Abort the checkpoint: blocks that it waits for cannot be written."""
-        if self.running and not self._syncing:
-            self._abort(error)
+        if self.running is not None and not self.running.is_syncing:
+            self._abort(self.running, error)
 
-    def _abort(self, error: OSError) -> None:
+    def _abort(self, running: RunningCheckpoint, error: OSError) -> None:
         """Abort for lack of space: everything captured must be captured again, and incomplete files are removed."""
-        sometimes("a checkpoint is given up")
+        sometimes("a checkpoint is aborted for lack of space")
         store = self._store
         for log in store.iter_file_logs():
             log.saved_frame = -1
         self._shard_frames = [-1] * SHARDS
         ops = self._make_unlink_ops()
-        self.running = False
-        store.missed_space(self._journaled)
-        self._reset()
+        self.running = None
+        store.checkpoint_trigger.on_out_of_space(running.journaled)
         if ops:
             store.disk.submit("behind", ops, store.on_files_removed)
         done = [each for _, each in self._waiters] + self._next_waiters
@@ -319,8 +303,7 @@ class Checkpointer:
     def drop_unfinished(self) -> None:
         """Remove what `run_blocking` wrote before it ran out of space."""
         self._store.disk.run(self._make_unlink_ops())
-        self.running = False
-        self._reset()
+        self.running = None
 
     def run_blocking(self) -> None:
         """Write a whole checkpoint and block until it is synced; for recovery and closing.
@@ -330,25 +313,19 @@ class Checkpointer:
         store = self._store
         store.disk.drain()
         # This checkpoint replaces one that waits for space, whose captured state counts as saved but is in no file.
-        interrupted, self.running = self.running, False
+        interrupted, self.running = self.running, None
         self.pending_mark = 0
-        self.start(everything=interrupted or self.durable_number == 0)
-        while self._to_capture:
-            self._capture_next()
+        self.start(everything=interrupted is not None or self.durable_number == 0)
+        running = self.running
+        assert running is not None
+        while running.to_capture:
+            self._capture(running, running.to_capture.popleft())
         store.flusher.flush_now()
         unsynced, store.flusher.unsynced_segments = store.flusher.unsynced_segments, {}
         store.disk.run(sync_ops(unsynced))
         mark_synced(unsynced)
-        store.disk.run(self._make_write_ops())
-        self._install()
-        self.running = False
-
-    def _capture_next(self) -> None:
-        log, number = self._to_capture.popleft()
-        if log is None:
-            self._capture_shard(number)
-        elif not log.is_deleted:
-            self._capture_stream(log)
+        store.disk.run(self._make_write_ops(running))
+        self._install(running)
 
     # Marks
 

@@ -38,7 +38,7 @@ COPIES = ("a", "b")
 class LoadedCheckpoint:
     """The checkpoint to start from; `bad_sections` are those without an intact copy.
 
-    `is_proven`: its mark, or that of a newer checkpoint, is in the journal. The documentation calls it marked.
+    `is_proven`: it is durable: its mark, or that of a newer checkpoint, is in the journal.
     """
 
     store_id: int
@@ -47,7 +47,7 @@ class LoadedCheckpoint:
     sections: dict[SectionRef, bytes]
     bad_sections: list[SectionRef]
     is_proven: bool = False
-    base: LoadedCheckpoint | None = None  # the newest marked checkpoint, possibly this one
+    base: LoadedCheckpoint | None = None  # the newest durable checkpoint, possibly this one
     files: list[ScannedFile] = field(default_factory=list)  # the journal, with the frames after the root's
 
     @property
@@ -65,9 +65,9 @@ def list_checkpoints(disk: Disk) -> list[int]:
 def load_newest(disk: Disk, report: RecoveryReport) -> LoadedCheckpoint | None:
     """Return the checkpoint with the fewest bad sections, the newest of those; None if no root is intact.
 
-    Checkpoints older than the newest marked one are not considered: their journal, and files that only they name, may
+    Checkpoints older than the newest durable one are not considered: their journal, and files that only they name, may
     be gone. A newer one without a mark may contain a frame that only the page cache had when it was replayed, so it is
-    preferred; but until it is marked, everything that the marked one needs must stay. The marked one is its `base`.
+    preferred; but until it is durable, everything that the durable one, its `base`, needs must stay.
     """
     usable: list[LoadedCheckpoint] = []
     for number in list_checkpoints(disk):
@@ -75,7 +75,7 @@ def load_newest(disk: Disk, report: RecoveryReport) -> LoadedCheckpoint | None:
         loaded = load_root(disk, number, notes)
         if loaded is None:
             sometimes("an older checkpoint is used")
-            notes.repaired.append(f"checkpoint {number} is not whole: an older one is used")
+            notes.repaired.append(f"checkpoint {number} is incomplete or damaged: an older one is used")
         if all(found.bad_sections for found in usable):
             report.repaired += notes.repaired
         if loaded is None:
@@ -96,7 +96,7 @@ def _has_mark(found: LoadedCheckpoint) -> bool:
     for scanned in found.files:
         for frame in scanned.frames:
             if unknown_kind(scanned.data, frame):
-                continue  # `_Recovery` refuses it before anything is written
+                continue  # `ScannedJournal.check_kinds` rejects it before anything is written
             start = frame.offset + FRAME_HEADER_BYTES
             for kind, _, data in decode_entries(scanned.data[start : start + frame.length]):
                 if kind == CHECKPOINT and decode_u64(data) >= found.root.number:
@@ -111,7 +111,7 @@ def load_root(disk: Disk, number: int, report: RecoveryReport) -> LoadedCheckpoi
         loaded = _read_root(disk, path, number)
         if loaded is None:
             sometimes("a copy of a checkpoint is bad")
-            report.repaired.append(f"{path} is bad or missing")
+            report.repaired.append(f"{path} is damaged or missing: the other copy is used")
             continue
         store_id, root, names = loaded
         found = LoadedCheckpoint(store_id, root, names, {}, [])
@@ -153,7 +153,9 @@ def _read_section(disk: Disk, store_id: int, ref: SectionRef, report: RecoveryRe
         if data is not None:
             return data
         sometimes("a section is read from its other copy")
-        report.repaired.append(f"{path}: the section at {ref.offset} is bad or missing")
+        report.repaired.append(
+            f"{path}: the section at {ref.offset} is damaged or missing: the other copy is used"
+        )
     return None
 
 

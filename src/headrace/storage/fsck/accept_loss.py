@@ -53,7 +53,7 @@ def _drop_damage(store: Store, target: str, findings: FsckReport) -> None:
     report.offline_streams.clear()
     store.close()
     if not store.has_final_checkpoint:
-        raise StoreFull("there is no space to note what is accepted; free some space and run this again")
+        raise StoreFull("there is no space to record the accepted loss; free some space and run this again")
     disk.run([("unlink", path) for path in files if disk.exists(path)])
     _move_aside(disk, [folder for folder in folders if disk.exists(folder)], target)
 

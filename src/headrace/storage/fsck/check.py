@@ -135,7 +135,7 @@ def _collect(store: Store, findings: FsckReport) -> None:
                 findings.damage.append(damage)
             else:
                 findings.harmless.append(
-                    f"{bad.description} in {bad.segment.path}, but nothing in it is live"
+                    f"{bad.description} in {bad.segment.path}, but no live message is in it"
                 )
     # If the rows are known, checking each block shows more precisely what is lost than recovery did.
     checked_files = {each.file for each in findings.damage}
@@ -166,7 +166,9 @@ def find_damage(disk: Disk, log: FileLog) -> Iterator[DamagedBlock]:
             bytes(data[:SEGMENT_HEADER_BYTES]), log.context.store_id, log.ident, segment.number
         ):
             yield DamagedBlock(
-                "a segment is not the one it should be", segment, _find_live_seqs(segment, 0, 1 << 62)
+                "the file is another segment, or its header is damaged",
+                segment,
+                _find_live_seqs(segment, 0, 1 << 62),
             )
             continue
         yield from _find_bad_blocks(segment, data, blocks)
@@ -175,7 +177,7 @@ def find_damage(disk: Disk, log: FileLog) -> Iterator[DamagedBlock]:
 def _find_bad_blocks(segment: FileSegment, data: memoryview, blocks: list[int]) -> Iterator[DamagedBlock]:
     for at in blocks:
         if parse_block(data, at, segment.seed, at) is None:
-            description = "a segment is cut short" if at >= len(data) else f"the block at {at} is damaged"
+            description = "a segment is truncated" if at >= len(data) else f"the block at {at} is damaged"
             yield DamagedBlock(
                 description, segment, _find_live_seqs(segment, at, _find_block_end(segment, at))
             )
@@ -216,21 +218,23 @@ def describe(findings: FsckReport) -> Iterator[str]:
     for name, reason in findings.offline.items():
         yield f"OFFLINE stream {name}: {reason}"
     yield (
-        "clean" if findings.clean else "damaged; --accept-loss lets go of what is lost and keeps it in lost/"
+        "clean"
+        if findings.clean
+        else "damaged; run with --accept-loss to drop the damaged data, after copying it to lost/"
     )
 
 
 def _group_notes(findings: FsckReport) -> list[tuple[str, list[str]]]:
     return [
-        ("torn tail, nothing acknowledged is lost", findings.torn),
+        ("torn tail, nothing acknowledged was lost", findings.torn),
         ("repaired", findings.repaired),
-        ("unknown file, left alone", findings.unknown),
+        ("unknown file, not touched", findings.unknown),
         ("harmless", findings.harmless),
     ]
 
 
 def _describe_damage(damage: Damage) -> str:
     where = f"stream {damage.stream}: " if damage.stream else ""
-    lost = f"; lost: {damage.first_seq} to {damage.last_seq}" if damage.last_seq else ""
+    lost = f"; lost sequences: {damage.first_seq} to {damage.last_seq}" if damage.last_seq else ""
     file = f" [{damage.file}]" if damage.file else ""
     return f"{where}{damage.description}{lost}{file}"

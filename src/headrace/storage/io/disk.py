@@ -187,7 +187,7 @@ class FileDisk(RootFolder):
 
     def _start_queue(self, queue_name: str) -> SimpleQueue[tuple[Sequence[Op], DoneCallback] | None]:
         if queue_name not in QUEUES:
-            raise ValueError(f"no such lane: {queue_name}")
+            raise ValueError(f"there is no disk queue {queue_name!r}")
         queue = self._queues[queue_name] = SimpleQueue()
         thread = threading.Thread(
             target=self._run_queue,
@@ -278,7 +278,7 @@ class FileDisk(RootFolder):
 
     def _rename(self, path: str, new: str) -> None:
         if os.path.lexists(self.root / new):
-            raise FileExistsError(errno.EEXIST, "the store never renames over a file", new)
+            raise FileExistsError(errno.EEXIST, "the target of a rename must not exist", new)
         self._handles.evict(path)
         os.rename(self.root / path, self.root / new)
 

@@ -85,12 +85,12 @@ def _acquire_lock(root: Path) -> int:
     try:
         fd = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise StoreError(f"{root} holds no store") from None
+        raise StoreError(f"there is no store in {root}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
         raise StoreError(
-            f"{root} is in use by another process; read it through a pin of its broker, or stop it"
+            f"{root} is in use by another process; stop it, or read a pin that it makes"
         ) from None
     return fd

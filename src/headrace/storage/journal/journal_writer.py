@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from headrace.code_probes import sometimes
 from headrace.storage.format import (
+    ALIGN,
     COMMIT,
     FRAME_HEADER_BYTES,
     FrameHeader,
@@ -62,7 +63,9 @@ class Journal:
         self.next_file = 1
         self.no_space = False  # no space for another file
         self.is_cramped = False  # the disk is full
-        self.is_tight = False  # a spare was given up for a checkpoint: none is created before that is marked
+        self.is_tight = (
+            False  # a spare was removed for a checkpoint: none is created until that one is durable
+        )
         self.bytes_since_checkpoint = 0  # written since the last checkpoint was started
         self.spares: deque[tuple[int, int]] = deque()
         self.closed_files: list[JournalFile] = []
@@ -122,7 +125,7 @@ class Journal:
         return self.no_space and not self.spares
 
     def get_guaranteed_bytes(self) -> int:
-        """Return the bytes that the next frame can use whatever happens to the disk."""
+        """Return the bytes that the next frame can use even if the disk becomes full."""
         largest_spare = max((size for _, size in self.spares), default=0)
         return (
             max(self._current_size - self._write_offset, largest_spare) - self._reserve - FRAME_HEADER_BYTES
@@ -135,6 +138,9 @@ class Journal:
         """
         length = align_up(FRAME_HEADER_BYTES + sum(len(piece) for piece in body))
         ops = self._switch_file(length) if self._write_offset + length > self._end else []
+        assert self._current_file > 0
+        assert self._write_offset % ALIGN == 0
+        assert self._write_offset + length <= self._current_size, "a frame must end within its file"
         self.last_frame += 1
         head, self._prev_crc = encode_frame_header(
             kind, self._store_id, self._current_file, self.last_frame, body, self._prev_crc
@@ -165,9 +171,9 @@ class Journal:
         if old is not None:
             self._free_files.remove(old)
             self._current_size = old.size
-            sometimes("an old journal file is taken on the spot")
+            sometimes("a free journal file is used for lack of a spare")
             return _rename_ops(old, self._current_file)
-        sometimes("a journal file is made on the spot")
+        sometimes("a journal file is created for lack of a spare")
         self._current_size = max(self._standard_size, length)
         return [("create", journal_path(self._current_file), self._current_size), ("syncdir", "journal")]
 
@@ -188,13 +194,13 @@ class Journal:
             return
         if self._disk.free() + self.spares[-1][1] < needed:
             return
-        sometimes("a spare is given up for a checkpoint")
+        sometimes("a spare journal file is removed for a checkpoint")
         self.is_tight = True
         file, _ = self.spares.pop()
         self._disk.submit("behind", [("unlink", journal_path(file))], done)
 
     def release_through(self, frame: int) -> None:
-        """Free older files: a marked checkpoint contains everything up to this frame."""
+        """Free older files: a durable checkpoint contains everything up to this frame."""
         self.is_tight = False
         self._free_files.extend(file for file in self.closed_files if file.last_frame <= frame)
         self.closed_files = [file for file in self.closed_files if file.last_frame > frame]
@@ -206,7 +212,7 @@ class Journal:
             return
         surplus = self._take_surplus()
         if surplus:
-            sometimes("journal files are too many")
+            sometimes("surplus journal files are removed")
             self._submit([("unlink", journal_path(file.number)) for file in surplus])
         elif len(self.spares) < self._spares_wanted:
             self._make_spare()
@@ -223,7 +229,7 @@ class Journal:
         number = self.next_file
         self.next_file += 1
         if self._free_files:
-            sometimes("an old journal file becomes a spare")
+            sometimes("a free journal file becomes a spare")
             old = self._free_files.popleft()
             self._submit(_rename_ops(old, number), (number, old.size), old)
         else:
@@ -243,7 +249,7 @@ class Journal:
                 self.spares.append(spare)
             self.replenish_spares()
         elif error.errno == errno.ENOSPC and spare is not None:
-            sometimes("no room for a spare journal file")
+            sometimes("no space for a spare journal file")
             self.no_space = True
             path = journal_path(spare[0])
             if old is not None:

@@ -46,6 +46,8 @@ def write_op(store_id: int, frame_number: int, watermarks: bytes) -> Op:
         :-4
     ]
     crc = crc32(stored_watermarks, crc32(head))
+    assert frame_number > 0
+    assert len(head) + 4 + len(stored_watermarks) <= SLOT_BYTES, "a slot must not reach into the other one"
     return (
         "write",
         PATH,

@@ -21,9 +21,9 @@ from headrace.storage.format import (
     stream_folder,
     subjects_path,
 )
-from headrace.storage.log.log import StreamLog
+from headrace.storage.log.log import LogLimits, StreamLog
 from headrace.storage.log.log_context import LogContext
-from headrace.storage.native_records import RecordBlock, SegmentIndex
+from headrace.storage.native_records import RECORD_HEADER_BYTES, RecordBlock, SegmentIndex
 from headrace.storage.segments.segment import SEQ_SPAN_MAX, FileSegment, FileState, Segment
 
 SPARSE_FACTOR = 4  # rows per live row from which a growing segment counts as sparse
@@ -51,18 +51,21 @@ class FileLog(StreamLog):
         self.saved_frame = -1
         self.is_deleted = False
         self.deleted_in_frame = 0  # the frame in which it was deleted
-        super().__init__(
-            context.open_frame,
-            ident,
-            name,
+        limits = LogLimits(
             block_bytes=options.block_bytes,
             segment_bytes=options.segment_bytes,
             segment_rows=options.segment_rows,
             large_bytes=options.large_bytes,
             subjects_min=options.subjects_min,
-            journaled=True,
-            first_seq=first_seq,
         )
+        super().__init__(context.open_frame, ident, name, limits, journaled=True, first_seq=first_seq)
+
+    def mark_deleted(self) -> None:
+        """Record that the open frame deletes this log; nothing can be appended any more."""
+        self.is_deleted = True
+        self.deleted_in_frame = self.open_frame.number
+        self.open_frame = self.context.closed_frame
+        self.context.drop_large_writes(self)
 
     def make_segment(self, number: int, columns: SegmentIndex) -> FileSegment:
         """Make a segment of this log."""
@@ -87,8 +90,8 @@ class FileLog(StreamLog):
         self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int, flags: int
     ) -> int:
         """Write a message straight to the segment, once, and sync it before the frame that refers to it."""
-        size = 32 + len(subject) + len(header) + len(payload)
-        self.context.space.check_large_space(size)
+        size = RECORD_HEADER_BYTES + len(subject) + len(header) + len(payload)
+        self.context.check_large_space(size)
         if self.columns.rows and self.last_seq + 1 - self.columns.base > SEQ_SPAN_MAX:
             self.split_segment()  # before choosing the segment that the frame refers to
         self.finish_block()
@@ -106,7 +109,7 @@ class FileLog(StreamLog):
         block = self.finish_block(direct)
         if direct:
             assert block is not None
-            sometimes("a large message goes straight to its segment")
+            sometimes("a large message is written straight to its segment")
             self.open_frame.pending_bytes -= size
             self.reference_block(
                 encode_large_entry(
@@ -133,7 +136,7 @@ class FileLog(StreamLog):
         self.context.file_gc.add(self.get_columns_path(segment))
 
     def on_segment_replaced(self, segment: FileSegment) -> None:
-        """Another segment has its live rows, or none ever will; only a checkpoint can say so."""
+        """Handle a segment that was replaced: the next checkpoint records that it is gone, no frame does."""
         self.context.file_gc.add(segment.path)
         self.context.file_gc.add(self.get_columns_path(segment))
 
@@ -151,7 +154,7 @@ class FileLog(StreamLog):
     def columns_written(self, segment: FileSegment) -> None:
         """Record that the columns of a sealed segment are in a file, for the next opening and for readers with a pin.
 
-        The columns in memory stay in use. Whatever happens to the file later, it never decides about a removal.
+        The columns in memory stay in use. The file is never used to decide about removals.
         """
         segment.columns.seal()
         segment.columns_saved = True
@@ -176,6 +179,12 @@ class FileLog(StreamLog):
         self.split_segment()
         if segment.columns.alive:
             self.on_rows_removed(segment)
+
+    def drop_emptied_segment(self) -> None:
+        """Drop the growing segment if the log was emptied: on a full disk its file is to be removed too."""
+        if not self.messages and len(self.active_segment.blocks):
+            self.split_segment()
+            self.saved_frame = -1  # its section names a file that is about to be removed
 
     # Subjects
 
@@ -203,6 +212,8 @@ class FileLog(StreamLog):
 
     def encode_state(self) -> bytes:
         """Encode the current state of this log as a checkpoint section."""
+        assert 0 < self.ident < 1 << 32
+        assert self.first_seq <= self.last_seq + 1
         tail = bytes(memoryview(self.tail)[: self.tail_used])
         state = StreamCheckpoint(
             name=self.name,

@@ -155,7 +155,7 @@ class FilterTable:
             each.matching_rows.pop(segment, None)
 
     def on_subjects_remapped(self) -> None:
-        """Note that subjects got new ids; their classes moved with them. `refresh` must run before."""
+        """Handle new ids of subjects; their classes moved with them. `refresh` must run before."""
         self._classified = len(self._subjects)
 
     def refresh(self) -> None:

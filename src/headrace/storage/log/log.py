@@ -8,6 +8,7 @@ decide where blocks go.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +27,17 @@ SEQ_MAX = 1 << 62
 SEQ_END = (1 << 63) - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLimits:
+    """How large the parts of a log grow."""
+
+    block_bytes: int  # at most, header included
+    segment_bytes: int  # a segment is sealed when it would grow beyond
+    segment_rows: int  # ... or holds this many records
+    large_bytes: int  # records of this size or more get a block of their own
+    subjects_min: int  # dead subjects before they are dropped
+
+
 class StreamLog(LogIndex):
     """The interface that file and memory logs share; `LogWriter` has `append`, `LogIndex` the queries."""
 
@@ -34,22 +46,18 @@ class StreamLog(LogIndex):
         open_frame: OpenFrame,
         ident: int,
         name: str,
+        limits: LogLimits,
         *,
-        block_bytes: int,
-        segment_bytes: int,
-        segment_rows: int,
-        large_bytes: int,
-        subjects_min: int,
         journaled: bool,
         first_seq: int,
     ) -> None:
         self.name = name
-        self.segment_bytes = segment_bytes
-        self.segment_rows = segment_rows
-        self.subjects_min = subjects_min
+        self.segment_bytes = limits.segment_bytes
+        self.segment_rows = limits.segment_rows
+        self.subjects_min = limits.subjects_min
         #: Ranges (inclusive) that were acknowledged and cannot be read.
         self.lost_ranges: list[tuple[int, int]] = []
-        super().__init__(open_frame, ident, block_bytes, large_bytes, journaled, first_seq)
+        super().__init__(open_frame, ident, limits.block_bytes, limits.large_bytes, journaled, first_seq)
 
     # Hooks of subclasses
 
@@ -101,7 +109,7 @@ class StreamLog(LogIndex):
         if seq <= self.last_seq:
             return
         if seq > SEQ_MAX:
-            raise StoreError(f"sequence {seq} is beyond what a log can count to ({SEQ_MAX})")
+            raise StoreError(f"sequence {seq} is above the maximum ({SEQ_MAX})")
         self.last_seq = seq
         if not self.messages:
             self.first_seq = seq + 1
@@ -150,7 +158,7 @@ class StreamLog(LogIndex):
         run_offsets = np.arange(len(starts)) - np.repeat(np.cumsum(steps) - steps, steps)
         self.remove_many(starts + run_offsets.astype(np.uint64))
         for first, last in runs[lengths >= SHORT_RUN_MAX].tolist():
-            for segment in list(self._iter_segments_from(first)):
+            for segment in list(self.iter_segments_from(first)):
                 columns = segment.columns
                 if columns.base > last:
                     break
@@ -183,7 +191,7 @@ class StreamLog(LogIndex):
         self.first_seq = self.last_seq + 1
 
     def _remove_before(self, seq: int) -> None:
-        for segment in list(self._iter_segments_from(self.first_seq)):
+        for segment in list(self.iter_segments_from(self.first_seq)):
             columns = segment.columns
             if columns.base >= seq:
                 break
@@ -248,7 +256,7 @@ class StreamLog(LogIndex):
             return decode_record(*found)
         except ValueError:
             raise CorruptData(
-                f"sequence {seq} of stream {self.name} is not where its row says; run headrace fsck"
+                f"sequence {seq} of stream {self.name} is not at its offset in the segment; run headrace fsck"
             ) from None
 
     def locate_record(self, seq: int) -> tuple[Buffer, int] | None:
@@ -303,4 +311,6 @@ class StreamLog(LogIndex):
     def _raise_if_lost(self, seq: int) -> None:
         for first, last in self.lost_ranges:
             if first <= seq <= last:
-                raise CorruptData(f"sequence {seq} of stream {self.name} was lost; headrace fsck says more")
+                raise CorruptData(
+                    f"sequence {seq} of stream {self.name} was lost; run headrace fsck for details"
+                )

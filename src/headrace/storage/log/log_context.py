@@ -6,8 +6,9 @@ Owns the block cache and the large messages that wait for the next frame. A log 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from headrace.errors import StoreError
 from headrace.storage.damage_report import RecoveryReport
 from headrace.storage.io.disk import Disk
 from headrace.storage.native_records import OpenFrame, RecordBlock
@@ -16,6 +17,10 @@ from headrace.storage.segments.segment import BlockCache, FileSegment
 
 if TYPE_CHECKING:
     from headrace.storage.log.file_log import FileLog
+
+
+#: A large message, its log, and the segment that it is written to.
+LargeWrite: TypeAlias = "tuple[FileLog, FileSegment, RecordBlock]"
 
 
 class Flusher(Protocol):
@@ -39,9 +44,13 @@ class CompactionTrigger(Protocol):
 
 
 class SpaceChecker(Protocol):
-    """Raises `StoreFull` where a large message does not fit."""
+    """Raises `StoreFull` unless this many bytes are free beyond the headroom."""
 
-    def check_large_space(self, size: int) -> None: ...
+    def check_free(self, size: int) -> None: ...
+
+
+def _raise_deleted(size: int) -> None:
+    raise StoreError("the stream was deleted")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,9 +67,21 @@ class LogContext:
     space: SpaceChecker
     report: RecoveryReport
     block_cache: BlockCache = field(init=False)
+    closed_frame: OpenFrame = field(init=False)  # that of deleted logs: nothing can be appended
     #: Large messages that must be synced before the next frame.
-    large_writes: list[tuple[FileLog, FileSegment, RecordBlock]] = field(default_factory=list)
+    large_writes: list[LargeWrite] = field(default_factory=list)
     large_pending_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.block_cache = BlockCache(self.options.cache_bytes)
+        self.closed_frame = OpenFrame(_raise_deleted)
+        self.closed_frame.closed = True
+
+    def check_large_space(self, size: int) -> None:
+        """Check that a large message fits beyond the headroom: no space is reserved for large messages."""
+        self.space.check_free(self.large_pending_bytes + size)
+
+    def drop_large_writes(self, log: FileLog) -> None:
+        """Drop the large messages of a log that is deleted with the frame that would refer to them."""
+        self.large_writes = [large for large in self.large_writes if large[0] is not log]
+        self.large_pending_bytes = sum(block.used for _, _, block in self.large_writes)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headrace.storage.log.filters import Filter, FilterTable
+from headrace.storage.log.row_lookup import find_gaps, find_rows
 from headrace.storage.native_records import (
     BOUND_ONLY_BIT,
     Array,
@@ -23,6 +24,8 @@ from headrace.storage.native_records import (
 from headrace.storage.segments.segment import Segment
 
 SPARSE_RATIO = 256  # a filter that matches fewer than one row in this many caches them
+#: Up to this many subjects, their last messages are looked up one by one.
+FEW_SUBJECTS = 16
 _NO_SEQS: Array = np.empty(0, np.uint64)
 
 
@@ -131,8 +134,23 @@ class LogIndex(LogWriter):
             self.subject_index.lasts[sid] = last
         return last
 
+    def _resolve_last_seqs(self, sids: Array) -> None:
+        """Find the last messages of many subjects in one pass over the columns."""
+        if len(sids) <= FEW_SUBJECTS:
+            for sid in sids.tolist():
+                self._resolve_last_seq(sid)
+            return
+        seen = np.ones(len(self.subject_index), np.uint8)
+        seen[sids] = 0
+        for segment in self.iter_segments_back(self.last_seq):
+            columns = segment.columns
+            seqs = columns.last_per_subject(self.subject_index, None, seen, columns.rows)
+            self.subject_index.lasts[columns.subject[find_rows(columns, seqs)]] = seqs
+            if seen.all():
+                return
+
     def _scan_first_seq(self, sid: int, seq: int) -> int:
-        for segment in self._iter_segments_from(seq):
+        for segment in self.iter_segments_from(seq):
             columns = segment.columns
             row = columns.next_for_subject(sid, columns.lower_bound(seq), columns.rows)
             if row >= 0:
@@ -140,7 +158,7 @@ class LogIndex(LogWriter):
         return 0
 
     def _scan_last_seq(self, sid: int, seq: int) -> int:
-        for segment in self._iter_segments_back(seq):
+        for segment in self.iter_segments_back(seq):
             columns = segment.columns
             row = columns.prev_for_subject(sid, 0, columns.lower_bound(seq + 1))
             if row >= 0:
@@ -166,7 +184,7 @@ class LogIndex(LogWriter):
         self._filters.refresh()
         return subject_filter.mask
 
-    def _iter_segments_from(self, seq: int) -> Iterator[Segment]:
+    def iter_segments_from(self, seq: int) -> Iterator[Segment]:
         if self.columns.rows and seq >= self.columns.base:
             yield self.active_segment
             return
@@ -176,7 +194,7 @@ class LogIndex(LogWriter):
         if self.columns.rows:
             yield self.active_segment
 
-    def _iter_segments_back(self, seq: int) -> Iterator[Segment]:
+    def iter_segments_back(self, seq: int) -> Iterator[Segment]:
         if self.columns.rows and seq >= self.columns.base:
             yield self.active_segment
         for segment_index in range(bisect_right(self._first_seqs, seq) - 1, -1, -1):
@@ -197,7 +215,7 @@ class LogIndex(LogWriter):
             return found
 
     def _find_first_live(self, seq: int) -> int:
-        for segment in self._iter_segments_from(seq):
+        for segment in self.iter_segments_from(seq):
             columns = segment.columns
             row = columns.next(self.subject_index, None, columns.lower_bound(seq), columns.rows)
             if row >= 0:
@@ -212,7 +230,7 @@ class LogIndex(LogWriter):
         mask = self._get_mask(subject_filter)
         if mask is None and not self.num_deleted:
             return seq
-        for segment in self._iter_segments_from(seq):
+        for segment in self.iter_segments_from(seq):
             columns = segment.columns
             lo = columns.lower_bound(seq)
             matching_rows = (
@@ -231,7 +249,7 @@ class LogIndex(LogWriter):
     def find_prev(self, subject_filter: Filter | None, seq: int) -> int:
         """Return the last live match at `seq` or earlier; 0 if none."""
         mask = self._get_mask(subject_filter)
-        for segment in self._iter_segments_back(seq):
+        for segment in self.iter_segments_back(seq):
             columns = segment.columns
             hi = columns.lower_bound(seq + 1)
             matching_rows = (
@@ -255,7 +273,7 @@ class LogIndex(LogWriter):
                 return self.messages
             return int(self.subject_index.counts[mask[self.subject_index.classes] != 0].sum(dtype=np.int64))
         total = 0
-        for segment in self._iter_segments_from(seq):
+        for segment in self.iter_segments_from(seq):
             columns = segment.columns
             lo = columns.lower_bound(seq)
             matching_rows = (
@@ -280,7 +298,7 @@ class LogIndex(LogWriter):
         """Return the sequences of live matches from `lo` to `hi`, both included, ascending."""
         mask = self._get_mask(subject_filter)
         found = []
-        for segment in self._iter_segments_from(lo):
+        for segment in self.iter_segments_from(lo):
             columns = segment.columns
             if columns.base > hi:
                 break
@@ -288,19 +306,41 @@ class LogIndex(LogWriter):
             found.append(columns.seqs(self.subject_index, mask, *rows))
         return np.concatenate(found) if found else _NO_SEQS
 
+    def filter_live(self, seqs: Array) -> Array:
+        """Return those of ascending sequences that have a message."""
+        if not len(seqs):
+            return seqs
+        if not self.num_deleted and seqs[0] >= self.first_seq and seqs[-1] <= self.last_seq:
+            return seqs
+        found = []
+        for segment in self.iter_segments_from(int(seqs[0])):
+            columns = segment.columns
+            if not columns.rows or columns.base > seqs[-1]:
+                break
+            last = columns.seq(columns.rows - 1)
+            lo, hi = np.searchsorted(seqs, np.array([columns.base, last + 1], np.uint64))
+            part = seqs[lo:hi]
+            rows = find_rows(columns, part)
+            is_live = rows < columns.rows
+            rows[~is_live] = 0
+            if columns.delta is not None:
+                is_live &= columns.delta[rows] == part - np.uint64(columns.base)
+            if columns.live is not None:
+                is_live &= columns.live[rows] != 0
+            found.append(part[is_live])
+        return np.concatenate(found) if found else _NO_SEQS
+
     def find_times_and_ttls(self, lo: int, hi: int) -> tuple[Array, Array, Array]:
         """Return sequence, time and TTL of the live messages from `lo` to `hi`, both included, ascending."""
         parts: list[tuple[Array, Array, Array]] = [(_NO_SEQS, _NO_SEQS, np.empty(0, np.uint32))]
-        for segment in self._iter_segments_from(lo):
+        for segment in self.iter_segments_from(lo):
             columns = segment.columns
             if columns.base > hi:
                 break
             seqs = columns.seqs(
                 self.subject_index, None, columns.lower_bound(lo), columns.lower_bound(hi + 1)
             )
-            steps = seqs - np.uint64(columns.base)
-            at = steps if columns.delta is None else np.searchsorted(columns.delta[: columns.rows], steps)
-            at = at.astype(np.intp)
+            at = find_rows(columns, seqs)
             parts.append((seqs, columns.time[at], columns.ttl[at]))
         return (
             np.concatenate([part[0] for part in parts]),
@@ -313,7 +353,7 @@ class LogIndex(LogWriter):
         if time_ns >= 1 << 64:
             return 0
         time_ns = max(time_ns, 0)
-        for segment in self._iter_segments_from(0):
+        for segment in self.iter_segments_from(0):
             if segment is not self.active_segment and segment.latest_time_ns < time_ns:
                 continue
             row = segment.columns.first_at_time(time_ns)
@@ -325,13 +365,12 @@ class LogIndex(LogWriter):
         """Return the last live message up to `upto` of each subject, ascending."""
         if upto >= self.last_seq:
             sids = self.find_subject_ids(subject_filter)
-            for sid in sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)].tolist():
-                self._resolve_last_seq(sid)
+            self._resolve_last_seqs(sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)])
             return np.sort(self.subject_index.lasts[sids])
         mask = self._get_mask(subject_filter)
         seen = np.zeros(len(self.subject_index), np.uint8)
         parts = []
-        for segment in self._iter_segments_back(upto):
+        for segment in self.iter_segments_back(upto):
             columns = segment.columns
             parts.append(
                 columns.last_per_subject(self.subject_index, mask, seen, columns.lower_bound(upto + 1))
@@ -345,12 +384,15 @@ class LogIndex(LogWriter):
         ]
         return ((name, int(self.subject_index.counts[sid])) for name, sid in sorted(found))
 
-    def iter_deleted_seqs(self) -> Iterator[int]:
-        """Yield the sequences between first and last that are not live."""
-        expected = self.first_seq
-        for segment in self._iter_segments_from(self.first_seq):
+    def find_deleted_seqs(self, limit: int) -> Array:
+        """Return the sequences between first and last that are not live, ascending, at most `limit`."""
+        found, expected = [], self.first_seq
+        for segment in self.iter_segments_from(self.first_seq):
             columns = segment.columns
-            for seq in columns.seqs(self.subject_index, None, 0, columns.rows).tolist():
-                yield from range(expected, seq)
-                expected = seq + 1
-        yield from range(expected, self.last_seq + 1)
+            seqs = columns.seqs(self.subject_index, None, columns.lower_bound(expected), columns.rows)
+            if len(seqs):
+                found.append(find_gaps(np.concatenate((np.array([expected - 1], np.uint64), seqs)), limit))
+                limit -= len(found[-1])
+                expected = int(seqs[-1]) + 1
+        found.append(find_gaps(np.array([expected - 1, self.last_seq + 1], np.uint64), limit))
+        return np.concatenate(found)

@@ -6,7 +6,7 @@ is repacked, together with a small neighbour. Must not know disks.
 
 from __future__ import annotations
 
-from headrace.storage.log.log import StreamLog
+from headrace.storage.log.log import LogLimits, StreamLog
 from headrace.storage.native_records import BlockBuilder, OpenFrame, RecordBlock
 from headrace.storage.options import StoreOptions
 from headrace.storage.segments.segment import Segment, fits_one_segment
@@ -22,18 +22,14 @@ class MemoryLog(StreamLog):
     ) -> None:
         self.next_segment = 0
         self._block_bytes = options.block_bytes
-        super().__init__(
-            open_frame,
-            ident,
-            name,
+        limits = LogLimits(
             block_bytes=options.block_bytes,
             segment_bytes=min(options.segment_bytes, SEGMENT_BYTES_MAX),
             segment_rows=options.segment_rows,
             large_bytes=1 << 62,
             subjects_min=options.subjects_min,
-            journaled=False,
-            first_seq=first_seq,
         )
+        super().__init__(open_frame, ident, name, limits, journaled=False, first_seq=first_seq)
 
     def make_active_segment(self) -> Segment:
         self.next_segment += 1

@@ -1,7 +1,7 @@
 """Merges sparse segments into new ones, a few blocks at a time.
 
 Owns the current job. Invariant: the old segments are read until the new one is written and synced, and are removed once
-a checkpoint that does not name them is marked. Rows that die while they are copied are dead in the new segment too.
+a checkpoint that does not name them is durable. Rows that die while they are copied are dead in the new segment too.
 Must not know frames.
 """
 
@@ -52,7 +52,7 @@ class Compactor:
             self._candidates[segment.path] = (log, segment)
 
     def rewrite(self, log: FileLog, segment: FileSegment) -> None:
-        """Copy the live rows to another file whatever their share; blocks without live rows are not read."""
+        """Copy the live rows to another file, however many; blocks without live rows are not read."""
         segment.damaged = False
         self._candidates[segment.path] = (log, segment)
         self.start_next()
@@ -199,7 +199,7 @@ class _CompactionJob:
 
     def _on_error(self, error: OSError) -> None:
         if error.errno == errno.ENOSPC:
-            sometimes("no room to merge")
+            sometimes("no space for compaction")
             self._abort()
             self._store.on_out_of_space(error)
         else:
@@ -217,10 +217,10 @@ class _CompactionJob:
         target.pending.clear()
         old: list[Segment] = [segment for segment in self._run if segment in log.sealed_segments]
         if log.is_deleted or not old or not target.columns.rows:
-            sometimes("a merge comes too late")
+            sometimes("compacted segments are gone meanwhile")
             self._abort()
             return
-        sometimes("segments are merged")
+        sometimes("segments are compacted")
         self._tombstone_removed(old)
         target.state = FileState.READY
         log.replace_segments(old, [target] if target.columns.alive else [])
@@ -242,5 +242,5 @@ class _CompactionJob:
         alive = np.concatenate(parts)
         copied = columns.seqs(table, None, 0, columns.rows)
         for row in np.flatnonzero(~np.isin(copied, alive, assume_unique=True)).tolist():
-            sometimes("a message dies while it is merged")
+            sometimes("a message is removed while it is compacted")
             columns.tombstone(row)

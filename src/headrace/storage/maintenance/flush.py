@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from headrace.code_probes import sometimes
 from headrace.storage.format import (
+    ALIGN,
     BLOCK_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
     align_up,
     encode_block_header,
     encode_segment_header,
@@ -22,6 +24,7 @@ from headrace.storage.format import (
 )
 from headrace.storage.io.disk import Disk, Op
 from headrace.storage.log.file_log import FileLog
+from headrace.storage.log.log_context import LargeWrite
 from headrace.storage.native_records import RecordBlock
 from headrace.storage.options import StoreOptions
 from headrace.storage.segments.column_file import ColumnFileId, encode_columns, encode_subjects
@@ -55,10 +58,14 @@ def create_segment_ops(log: FileLog, segment: FileSegment, disk: Disk) -> list[O
 def encode_block(segment: FileSegment, block: RecordBlock) -> list[bytes | memoryview]:
     """Return a block's bytes as written to the file."""
     view = block.view
+    assert block.records > 0
+    assert len(view) == block.used
+    assert block.offset >= SEGMENT_HEADER_BYTES
+    assert block.offset % ALIGN == 0
     return [encode_block_header(segment.seed, block.offset, block.first_seq, block.records, view), view]
 
 
-def large_message_ops(large_writes: list[tuple[FileLog, FileSegment, RecordBlock]], disk: Disk) -> list[Op]:
+def large_message_ops(large_writes: list[LargeWrite], disk: Disk) -> list[Op]:
     """Return the operations that make large messages durable, with their files and names, before the frame that refers
     to them.
     """
@@ -172,7 +179,7 @@ class SegmentFlusher:
                 or (item.block is None and not self._needs_columns(item))
             ):
                 if batch:
-                    sometimes("something useless waits for its turn")
+                    sometimes("an obsolete item waits in the flush queue")
                     break  # `finished_count` counts in order, and the items before it are not written yet
                 self._skip(self._queue.popleft())
                 continue
@@ -265,7 +272,7 @@ class SegmentFlusher:
             self.finished_count += 1
             self.submit_next()
             return
-        sometimes("no room behind the journal")
+        sometimes("no space to flush a block")
         self.out_of_space = True
         for item in batch:
             if item.segment.state is FileState.CREATING:

@@ -1,8 +1,8 @@
 """Garbage collection of files: unlinks files that nothing needs once that is safe.
 
 Owns the list of files to unlink. Invariant: a file is unlinked only after a checkpoint that began after it was dropped
-is marked or, on a full disk, after a frame is durable from which a replay learns that nothing in the file is live. Must
-not know why a file was dropped.
+is durable or, on a full disk, after a frame is durable from which a replay learns that nothing in the file is live. Must
+not know why a file was dropped. See ADR 15.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class FileGarbageCollector:
         return [path for path in names if STORE_FILE_NAME.fullmatch(path.rpartition("/")[2])]
 
     def collect(self, checkpoint: int) -> None:
-        """Unlink what this marked checkpoint does not name."""
+        """Unlink what this durable checkpoint does not name."""
         disk = self._store.disk
         removable = {path: item for path, item in self._garbage.items() if item.removable_at <= checkpoint}
         self._garbage = {path: item for path, item in self._garbage.items() if path not in removable}

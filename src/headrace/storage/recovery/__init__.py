@@ -1,1 +1,3 @@
 """Opening a store: builds a running store from checkpoint and journal."""
+
+__all__: list[str] = []

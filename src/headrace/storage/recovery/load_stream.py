@@ -59,11 +59,13 @@ def find_next_generation(disk: Disk, ident: int) -> int:
     return max(map(int, found), default=-1) + 1
 
 
-def load_log(context: LogContext, state: StreamCheckpoint, report: RecoveryReport) -> FileLog:
+def load_log(
+    context: LogContext, state: StreamCheckpoint, report: RecoveryReport, used_number: int = -1
+) -> FileLog:
     """Load the log that a checkpoint section describes."""
     disk = context.disk
     _check(state)
-    numbers = max(state.next_segment, find_next_segment_number(disk, state.ident))
+    numbers = max(state.next_segment, find_next_segment_number(disk, state.ident), used_number + 1)
     log = FileLog(context, state.ident, state.name, next_segment=numbers)
     log.folder_state = FileState.READY if disk.exists(log.folder_path) else FileState.NEW
     log.generation = log.loaded_generation = state.generation
@@ -94,7 +96,7 @@ def _check(state: StreamCheckpoint) -> None:
         before = each.last_seq
     if not sound:
         raise CorruptData(
-            f"stream {state.name}: its section of the checkpoint makes no sense, though its checksum holds"
+            f"stream {state.name}: its checkpoint section has invalid values although its checksum is correct"
         )
 
 
@@ -133,7 +135,7 @@ def _load_caches(log: FileLog, state: StreamCheckpoint) -> dict[int, DecodedColu
             return {}
         cached[each.number] = decoded
     if bad and not cached:
-        sometimes("a subjects file is of no use")
+        sometimes("a subjects file is unusable")
         log.start_generation()
     return cached
 
@@ -160,8 +162,10 @@ def _load_segment(
     else:
         scan_segment(log, segment, state, report)
         if disk.exists(log.get_columns_path(segment)):
-            sometimes("columns are bad and made anew")
-            report.repaired.append(f"{log.get_columns_path(segment)} is bad: the segment was read instead")
+            sometimes("damaged columns are rebuilt")
+            report.repaired.append(
+                f"{log.get_columns_path(segment)} is damaged: the segment was read instead"
+            )
     if segment.columns.alive:
         log.restore_segment(segment)
         if not segment.columns_saved and not segment.damaged:
@@ -177,7 +181,7 @@ def _check_file(disk: Disk, segment: FileSegment, log: FileLog, state: SegmentSt
         return "segment too short"
     header = disk.read(segment.path, 0, SEGMENT_HEADER_BYTES)
     if not is_segment_header(header, log.context.store_id, log.ident, segment.number):
-        return "segment header damaged, or the file is another one"
+        return "segment header damaged, or the file is another segment"
     return ""
 
 
@@ -263,7 +267,7 @@ def _load_tail(log: FileLog, state: StreamCheckpoint) -> None:
         return
     before = log.columns.rows
     if log.load(state.tail) < 0:
-        raise CorruptData(f"stream {state.name}: the tail in its section of the checkpoint is not records")
+        raise CorruptData(f"stream {state.name}: the tail in its checkpoint section has invalid records")
     if state.tail_live:
         columns = log.columns
         flags = np.unpackbits(np.frombuffer(state.tail_live, np.uint8), count=columns.rows - before)

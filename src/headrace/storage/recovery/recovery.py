@@ -1,27 +1,25 @@
 """Opens a store: loads the newest usable checkpoint, replays the journal, writes a new checkpoint, then starts service.
 
-Owns the decisions described in `docs/store.md`. Invariant: it never renames, truncates or overwrites anything, and
-removes only what neither the marked checkpoint nor the journal after it refers to. Everything it keeps is written again
+Owns the decisions of `docs/explanation/storage-format.md`. Invariant: it never renames, truncates or overwrites anything,
+and removes only what neither the durable checkpoint nor the journal after it refers to. Everything it keeps is written again
 and synced before it returns, because after a failed sync the page cache may show data that the disk does not have. A
 crash during recovery leaves the old checkpoint and its journal as they were.
 
 If there is no space for that, the store opens in place: replayed blocks stay in memory, the journal continues where it
 ended, and the checkpoint is written when there is space. Opening in place needs no space at all. It overwrites only bad
-copies of a checkpoint, and later frames overwrite a torn tail.
+copies of a checkpoint, and later frames overwrite a torn tail. See ADR 15.
 """
 
 from __future__ import annotations
 
 import errno
-import re
 import struct
 
 import msgspec
 
 from headrace.clock import Clock
 from headrace.code_probes import sometimes
-from headrace.errors import CorruptData, StoreFull, StorePoisoned, UnknownFeature
-from headrace.storage.checkpoint.load import FILE_NAME as CHECKPOINT_NAME
+from headrace.errors import CorruptData, StoreFull, StorePoisoned
 from headrace.storage.checkpoint.load import (
     LoadedCheckpoint,
     is_new_store,
@@ -31,28 +29,17 @@ from headrace.storage.checkpoint.load import (
 )
 from headrace.storage.checkpoint_schema import MetadataEntryState, StreamCheckpoint
 from headrace.storage.damage_report import Damage, RecoveryReport
-from headrace.storage.format import (
-    ALIGN,
-    FRAME_HEADER_BYTES,
-    SHUTDOWN,
-    align_up,
-    journal_path,
-    stream_folder,
-    unknown_kind,
-)
-from headrace.storage.format_features import refusal_message
+from headrace.storage.format import align_up, journal_path
 from headrace.storage.io.disk import Disk, Op, OutOfSpace
 from headrace.storage.journal.journal_writer import JournalFile
-from headrace.storage.journal.scan import FILE_NAME as JOURNAL_NAME
-from headrace.storage.journal.scan import ScannedFile, scan_journal
-from headrace.storage.journal.sync_marker import PATH as SYNCED
-from headrace.storage.journal.sync_marker import read_latest
+from headrace.storage.journal.scan import scan_journal
 from headrace.storage.log.file_log import FileLog
 from headrace.storage.options import StoreOptions
-from headrace.storage.recovery.load_stream import FILE_NAME as SEGMENT_NAME
-from headrace.storage.recovery.load_stream import SUBJECTS_NAME, load_log, note_lost
+from headrace.storage.recovery.leftover_files import FOLDERS, LeftoverFiles
+from headrace.storage.recovery.load_stream import load_log, note_lost
 from headrace.storage.recovery.replay import Replay
-from headrace.storage.recovery.segment_references import JournalSurvey, sort_frames
+from headrace.storage.recovery.scanned_journal import ScannedJournal
+from headrace.storage.recovery.segment_references import JournalSurvey, find_used_numbers, sort_frames
 from headrace.storage.recovery.unreferenced_files import (
     IDENT_MAX,
     STREAM,
@@ -64,11 +51,7 @@ from headrace.storage.recovery.unreferenced_files import (
 )
 from headrace.storage.store import Store
 
-FOLDERS = ("checkpoints", "journal", "streams")
-KNOWN_NAMES = (*FOLDERS, "lock", "lost", "pins")
 FRAME_JUMP = 1024  # frame numbers to skip, so that a torn frame can never be taken for a later one
-FLUSH_BYTES = 32 << 20
-_TORN_NAME = re.compile(r"[0-9a-f]{16}\.[0-9]+\.torn")
 
 
 def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
@@ -78,34 +61,33 @@ def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
         try:
             return _Recovery(disk, options).run(clock)
         except OutOfSpace:
-            sometimes("a recovery that found no room is undone")
+            sometimes("a recovery is undone for lack of space")
             remove_new(disk, before)
         try:
             return _Recovery(disk, options, in_place=True, from_proven=True).run(clock)
         except _Incomplete:
-            sometimes("only a checkpoint that is not proven has everything")
+            sometimes("only a checkpoint without a mark has everything")
         return _Recovery(disk, options, in_place=True).run(clock)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            sometimes("no room to recover into")
-            raise StoreFull(f"no space to recover into: {error}") from error
-        sometimes("a call fails in recovery")
-        raise StorePoisoned(f"recovery could not read or write: {error}") from error
+            sometimes("no space for recovery")
+            raise StoreFull(f"no disk space for recovery: {error}") from error
+        sometimes("an I/O operation fails in recovery")
+        raise StorePoisoned(f"recovery failed to read or write: {error}") from error
     except (ArithmeticError, LookupError, ValueError, struct.error) as error:
-        # Bit rot does not get here: every part is used only if its checksum is correct. The bytes were written like
-        # this.
+        # Not bit rot, because every part is used only if its checksum is correct: the bytes were written like this.
         raise CorruptData(
-            f"the store holds what no store writes, though its checksums hold ({type(error).__name__}: {error}); "
-            "nothing that was there was changed"
+            f"the store has invalid data although its checksums are correct ({type(error).__name__}: {error}); "
+            "no existing file was changed"
         ) from error
 
 
 class _Incomplete(Exception):
-    """The marked checkpoint and its journal lack something that a newer checkpoint may have."""
+    """The durable checkpoint and its journal lack something that a newer checkpoint may have."""
 
 
 class _Recovery:
-    """One attempt. `from_proven`: start from the marked checkpoint and remove a newer one."""
+    """One attempt. `from_proven`: start from the durable checkpoint and remove a newer one."""
 
     def __init__(
         self, disk: Disk, options: StoreOptions, in_place: bool = False, from_proven: bool = False
@@ -113,10 +95,9 @@ class _Recovery:
         self.disk = disk
         self.options = options
         self.report = RecoveryReport()
-        self.scanned_files: list[ScannedFile] = []
         self.in_place = in_place
         self.from_proven = from_proven
-        self.newer: LoadedCheckpoint | None = None  # not marked, to be removed
+        self.newer: LoadedCheckpoint | None = None  # not durable, to be removed
         self.newest_checkpoint = 0
         self.used_idents: list[int] = []
         self.larges: dict[str, tuple[int, int, int]] = {}
@@ -130,28 +111,31 @@ class _Recovery:
         if loaded is None or (loaded.bad_sections and is_new_store(self.disk)):
             if not is_new_store(self.disk):
                 raise CorruptData(
-                    "there is data but no checkpoint that can be read; nothing was changed, run fsck"
+                    "there is data but no readable checkpoint; nothing was changed; run headrace fsck"
                 )
             if self.disk.list(""):
-                sometimes("a store is begun over an unfinished one")
+                sometimes("a store is created over an unfinished one")
             loaded = None  # at most an unfinished new store
             store = Store(self.disk, self.options, clock.now_ns(), self.report)
         else:
             store = Store(self.disk, self.options, loaded.store_id, self.report)
             store.checkpointer.features = loaded.features
-        self._scan_journal(store, loaded)
+        journal = self._scan_journal(store, loaded)
         # Files dropped from now on wait for a newer checkpoint.
         store.checkpointer.number = self.newest_checkpoint
         self._make_folders()
-        last = self._load_state(store, loaded) if loaded is not None else 0
+        last = self._load_state(store, loaded, journal) if loaded is not None else 0
         self._skip_used_idents(store)
         self._clear_changes(store, loaded)
         if self.in_place and loaded is not None:
-            self._go_on(store, loaded, last)
+            self._go_on(store, loaded, journal, last)
         else:
-            self._start_journal(store, last)
+            self._start_journal(store, journal, last)
             store.checkpointer.run_blocking()
-        self._collect_leftovers(store, loaded)
+        # The checkpoint from which a crash would recover once it is durable.
+        written = self.report.checkpoint if self.in_place else store.checkpointer.number
+        larges = self.larges if self.in_place else {}
+        LeftoverFiles(self.disk, store, self.report, written, larges).collect(is_new=loaded is None)
         store.on_recovered()
         return store
 
@@ -177,20 +161,17 @@ class _Recovery:
         """Skip idents that have files already: they belong to streams whose creation never became durable."""
         store.next_ident = max([store.next_ident, *(ident + 1 for ident in self.used_idents)])
 
-    def _scan_journal(self, store: Store, loaded: LoadedCheckpoint | None) -> None:
+    def _scan_journal(self, store: Store, loaded: LoadedCheckpoint | None) -> ScannedJournal:
         """Read the journal after the root's frame, before anything is written; reject frames of an unknown kind."""
-        self.scanned_files = (
-            loaded.files if loaded is not None else scan_journal(self.disk, store.store_id, 0)
-        )
-        writer = loaded.root.writer if loaded is not None else ""
-        for scanned in self.scanned_files:
-            for frame in scanned.frames:
-                if unknown := unknown_kind(scanned.data, frame):
-                    raise UnknownFeature(refusal_message("the journal", unknown, writer))
+        files = loaded.files if loaded is not None else scan_journal(self.disk, store.store_id, 0)
+        journal = ScannedJournal(self.disk, store, files, self.report, self.in_place)
+        journal.check_kinds(loaded.root.writer if loaded is not None else "")
+        return journal
 
     # State
 
-    def _load_state(self, store: Store, loaded: LoadedCheckpoint) -> int:
+    def _load_state(self, store: Store, loaded: LoadedCheckpoint, journal: ScannedJournal) -> int:
+        """Load the checkpoint and replay the journal; return the last frame known to be synced."""
         root = loaded.root
         report = self.report
         report.checkpoint = root.number
@@ -199,67 +180,81 @@ class _Recovery:
         store.next_ident = root.next_ident
         store.checkpointer.retained_files = list(root.retained_files)
         store.checkpointer.offline_streams = list(root.offline)
-        logs: dict[int, FileLog] = {}
-        for entry in root.streams:
-            if entry.ref in loaded.sections:
-                state = msgspec.msgpack.decode(loaded.sections[entry.ref], type=StreamCheckpoint)
-                log = logs[entry.ident] = load_log(store.log_context, state, report)
-                if len(log.sealed_segments) != len(state.segments) or log.generation != state.generation:
-                    self.changed.add(entry.ident)  # its section names files that the next checkpoint removes
-            else:
-                store.checkpointer.offline_streams.append(entry)
-                self._report_damage(f"stream {entry.name}: its section has no good copy", entry.name)
-        for shard in root.shards:
-            if shard.ref in loaded.sections:
-                facts = msgspec.msgpack.decode(loaded.sections[shard.ref], type=list[MetadataEntryState])
-                store.metadata.restore_shard(shard.shard, facts)
-            else:
-                self._report_damage(f"shard {shard.shard} of the facts has no good copy", "")
+        used_numbers = find_used_numbers(sort_frames(journal.files))
+        logs = self._load_sections(store, loaded, used_numbers)
         for entry in store.checkpointer.offline_streams:
             report.offline_streams[entry.name] = "its section of the checkpoint is damaged"
         if loaded.bad_sections:
-            self._retain_journal(store)  # frames of offline streams must not be lost
-        survey = self._prepare(store, loaded, logs)
+            journal.retain()  # frames of offline streams must not be lost
+        survey = self._prepare(store, loaded, journal, logs)
         replay = Replay(
             store,
             logs,
             {entry.ident: entry.frame for entry in root.streams},
             {shard.shard: shard.frame for shard in root.shards},
             survey.is_removed,
+            used_numbers,
         )
         replay.offline_streams = {entry.ident for entry in store.checkpointer.offline_streams}
-        last = self._replay_journal(store, replay, root.frame)
+        last = journal.replay(replay, root.frame)
         for log in sorted(replay.logs.values(), key=lambda each: each.ident):
             store.logs[log.name] = log
         self.changed |= replay.touched
         return last
 
-    def _prepare(self, store: Store, loaded: LoadedCheckpoint, logs: dict[int, FileLog]) -> JournalSurvey:
+    def _load_sections(
+        self, store: Store, loaded: LoadedCheckpoint, used_numbers: dict[int, int]
+    ) -> dict[int, FileLog]:
+        """Load streams and metadata from the sections of a checkpoint; streams without a good one go offline."""
+        logs: dict[int, FileLog] = {}
+        for entry in loaded.root.streams:
+            if entry.ref in loaded.sections:
+                state = msgspec.msgpack.decode(loaded.sections[entry.ref], type=StreamCheckpoint)
+                used_number = used_numbers.get(entry.ident, -1)
+                log = logs[entry.ident] = load_log(store.log_context, state, self.report, used_number)
+                if len(log.sealed_segments) != len(state.segments) or log.generation != state.generation:
+                    self.changed.add(entry.ident)  # its section names files that the next checkpoint removes
+            else:
+                store.checkpointer.offline_streams.append(entry)
+                self._report_damage(
+                    f"stream {entry.name}: both copies of its section are damaged or missing", entry.name
+                )
+        for shard in loaded.root.shards:
+            if shard.ref in loaded.sections:
+                entries = msgspec.msgpack.decode(loaded.sections[shard.ref], type=list[MetadataEntryState])
+                store.metadata.restore_shard(shard.shard, entries)
+            else:
+                self._report_damage(f"both copies of metadata shard {shard.shard} are damaged or missing", "")
+        return logs
+
+    def _prepare(
+        self, store: Store, loaded: LoadedCheckpoint, journal: ScannedJournal, logs: dict[int, FileLog]
+    ) -> JournalSurvey:
         """Remove unreferenced files before anything is written; raise OutOfSpace if there is too little space."""
         report = self.report
-        survey = JournalSurvey(self.disk, store.store_id, sort_frames(self.scanned_files), loaded.root.frame)
+        survey = JournalSurvey(self.disk, store.store_id, sort_frames(journal.files), loaded.root.frame)
         explained = [each for each in report.damage if survey.explains(each)]
         report.damage = [each for each in report.damage if each not in explained]
         for log in (logs[each.ident] for each in explained if each.ident in logs):
             note_lost(log, report)
-        is_sound = survey.is_whole and not loaded.bad_sections and self._is_last(store, loaded, survey.last)
+        is_sound = survey.is_whole and not loaded.bad_sections and journal.is_last(loaded.root, survey.last)
         if self.newer is not None:
             self._remove_newer(self.newer, loaded, survey.last, is_sound)
         if is_sound and report.healthy:
             self._remove_leftovers(store, loaded, survey)
         needed = survey.bytes + 2 * sum(len(section) for section in loaded.sections.values())
         if is_sound and not self.in_place and self.disk.free() < needed:
-            sometimes("there is too little room to replay into")
-            raise OutOfSpace(errno.ENOSPC, "what is replayed needs more than is free")
+            sometimes("too little space for replay")
+            raise OutOfSpace(errno.ENOSPC, "replaying the journal needs more space than is free")
         if self.in_place and not is_sound:
-            raise StoreFull("no space to recover into, and the journal is damaged; free some space")
+            raise StoreFull("no disk space for recovery, and the journal is damaged; free some space")
         self.larges = survey.larges
         return survey
 
     def _remove_newer(
         self, newer: LoadedCheckpoint, loaded: LoadedCheckpoint, last: int, is_sound: bool
     ) -> None:
-        """Remove checkpoints that are not marked, if frames up to `last` have everything in them.
+        """Remove checkpoints that are not durable, if frames up to `last` have everything in them.
 
         Their sync may have failed while the page cache still shows them, and a second sync would not report that. In
         place they are not written again, so nothing may rely on them. They must be gone before the next frame.
@@ -269,7 +264,7 @@ class _Recovery:
         has_all = ahead <= 0 or ahead % FRAME_JUMP == 0
         if not is_sound or not has_all or self.report.damage != loaded.root.damage:
             raise _Incomplete
-        sometimes("a checkpoint that is not proven is removed")
+        sometimes("a checkpoint without a mark is removed")
         remove_checkpoints(
             self.disk, [each for each in list_checkpoints(self.disk) if each > loaded.root.number]
         )
@@ -282,96 +277,8 @@ class _Recovery:
             survey = JournalSurvey(self.disk, store.store_id, sort_frames(base.files), base.root.frame)
         UnreferencedFiles(self.disk, loaded, base, survey).remove()
 
-    def _is_last(self, store: Store, loaded: LoadedCheckpoint, last: int) -> bool:
-        """Return whether nothing indicates a durable frame after `last`, or one in a file other than its own."""
-        spoken = [entry.frame for entry in loaded.root.streams] + [each.frame for each in loaded.root.shards]
-        if self._newest_known(store, last, max(spoken, default=0)) > last:
-            return False
-        return not any(
-            frame.number > last for scanned in self.scanned_files for frame in scanned.misplaced_frames
-        )
-
     def _report_damage(self, description: str, stream: str) -> None:
         self.report.add_damage(Damage(description, stream))
-
-    def _replay_journal(self, store: Store, replay: Replay, after: int) -> int:
-        """Apply all frames after `after` in order of their number; return the last one known to be synced."""
-        previous, crc = after, None
-        for frame, scanned in sort_frames(self.scanned_files):
-            missing = frame.number - previous - 1
-            if missing < 0:
-                continue
-            if missing or (crc is not None and frame.prev_crc != crc):
-                self._retain_journal(store)
-            if crc is not None and not missing and frame.prev_crc != crc:
-                self._report_damage(f"frame {frame.number} does not follow the one before it", "")
-            start = frame.offset + FRAME_HEADER_BYTES
-            replay.apply(frame.number, scanned.data[start : start + frame.length], missing)
-            previous, crc = frame.number, frame.crc
-            self.report.frames_replayed += 1
-            self.report.clean_shutdown = frame.kind == SHUTDOWN
-            if store.flusher.pending_bytes > FLUSH_BYTES and not self.in_place:
-                store.flusher.flush_now()
-        last_synced = self._find_last_synced(store, previous, replay)
-        replay.finish()
-        self._report_misplaced(store, previous)
-        if last_synced == previous and not self.in_place:
-            self._save_torn_tails(previous)
-        return last_synced
-
-    def _find_last_synced(self, store: Store, last: int, replay: Replay) -> int:
-        """Return the newest frame known to have been synced: `last`, or a later one that is therefore lost."""
-        marker = read_latest(self.disk, store.store_id)
-        last_synced = self._newest_known(store, last, replay.newest_section_frame)
-        if last_synced > last:
-            self._retain_journal(store)
-            watermarks = marker.watermarks if marker and marker.frame_number == last_synced else None
-            replay.truncate_at(last_synced, last_synced - last, watermarks)
-        return last_synced
-
-    def _newest_known(self, store: Store, last: int, spoken_of: int) -> int:
-        marker = read_latest(self.disk, store.store_id)
-        max_frames = sum(len(scanned.data) for scanned in self.scanned_files) // ALIGN
-        incomplete = [
-            number
-            for scanned in self.scanned_files
-            for number in scanned.incomplete_frames
-            if number - last <= max_frames
-        ]
-        # A frame is written only when the one before it is durable, and a section contains durable frames only.
-        return max(last, spoken_of, marker.frame_number if marker else 0, *(each - 1 for each in incomplete))
-
-    def _retain_journal(self, store: Store) -> None:
-        """Keep the files of a damaged journal until somebody accepts the loss."""
-        for scanned in self.scanned_files:
-            path = journal_path(scanned.file_number)
-            if path not in store.checkpointer.retained_files:
-                store.checkpointer.retained_files.append(path)
-
-    def _report_misplaced(self, store: Store, last: int) -> None:
-        """Report valid frames that are in a file other than the one they were written to."""
-        for scanned in self.scanned_files:
-            for frame in scanned.misplaced_frames:
-                if frame.number > last:
-                    self._retain_journal(store)
-                    self._report_damage(
-                        f"{journal_path(scanned.file_number)} holds frames of another file", ""
-                    )
-                    break
-
-    def _save_torn_tails(self, last: int) -> None:
-        for scanned in self.scanned_files:
-            if scanned.torn_tail is None or (scanned.newest_frame and scanned.newest_frame < last):
-                continue
-            offset, length = scanned.torn_tail
-            path = f"journal/{scanned.file_number:016x}.{offset}.torn"
-            sometimes("a torn frame is found")
-            self.report.torn_tails.append(path)
-            if not self.disk.exists(path):
-                tail = bytes(scanned.data[offset : offset + length])
-                self.disk.run(
-                    [("create", path, 0), ("write", path, 0, tail), ("sync", path), ("syncdir", "journal")]
-                )
 
     def _clear_changes(self, store: Store, loaded: LoadedCheckpoint | None) -> None:
         """Clear the changes of the open frame: replayed changes are not part of it."""
@@ -384,10 +291,10 @@ class _Recovery:
 
     # Files
 
-    def _start_journal(self, store: Store, last: int) -> None:
+    def _start_journal(self, store: Store, found: ScannedJournal, last: int) -> None:
         journal = store.journal
         newest = last
-        for scanned in self.scanned_files:
+        for scanned in found.files:
             journal.next_file = max(journal.next_file, scanned.file_number + 1)
             newest = max(
                 newest, scanned.newest_frame, *(frame.number for frame in scanned.misplaced_frames), last
@@ -407,7 +314,7 @@ class _Recovery:
         existing = list_checkpoints(self.disk) if self.report.healthy else []
         store.checkpointer.restore_state(existing, self.newest_checkpoint)
 
-    def _go_on(self, store: Store, loaded: LoadedCheckpoint, last: int) -> None:
+    def _go_on(self, store: Store, loaded: LoadedCheckpoint, found: ScannedJournal, last: int) -> None:
         """Open in place: continue after the last frame, and write nothing but frames until there is space.
 
         The last frame may be in the page cache only, so it is synced; all others were synced before the next one began.
@@ -418,7 +325,7 @@ class _Recovery:
         standard = align_up(self.options.journal_bytes)
         files = loaded.base.files if loaded.base is not None else loaded.files
         current = next((each for each in reversed(sort_frames(files)) if each[0].number == last), None)
-        for scanned in self.scanned_files:
+        for scanned in found.files:
             journal.next_file = max(journal.next_file, scanned.file_number + 1)
             size = len(scanned.data)
             if journal_path(scanned.file_number) in store.checkpointer.retained_files:
@@ -442,64 +349,3 @@ class _Recovery:
         store.flusher.hold()
         # Triggers a checkpoint as soon as there is space.
         journal.bytes_since_checkpoint = self.options.checkpoint_bytes
-
-    def _collect_leftovers(self, store: Store, loaded: LoadedCheckpoint | None) -> None:
-        """Remove files of the crashed run, which this recovery supersedes, with the next checkpoint.
-
-        Only if nothing at all is damaged; otherwise, and if they are not the store's own, they are left and reported.
-        """
-        disk, report = self.disk, self.report
-        report.unknown_files += [name for name in disk.list("") if name not in KNOWN_NAMES]
-        report.unknown_files += [
-            f"journal/{name}"
-            for name in disk.list("journal")
-            if not JOURNAL_NAME.fullmatch(name)
-            and not _TORN_NAME.fullmatch(name)
-            and f"journal/{name}" != SYNCED
-        ]
-        report.unknown_files += [
-            f"checkpoints/{name}" for name in disk.list("checkpoints") if not CHECKPOINT_NAME.fullmatch(name)
-        ]
-        logs = {log.ident: log for log in store.iter_file_logs()}
-        offline = {entry.ident for entry in store.checkpointer.offline_streams}
-        for name in disk.list("streams"):
-            ident = int(name, 16) if STREAM.fullmatch(name) else -1
-            if ident in logs:
-                self._collect_stream_leftovers(store, logs[ident])
-            elif ident in offline:
-                continue
-            elif report.healthy and 0 < ident < store.next_ident and loaded is not None:
-                sometimes("a folder is left over")
-                store.file_gc.add_folder(f"streams/{name}", store.frame_number)
-            else:
-                report.unknown_files.append(f"streams/{name}")
-
-    def _collect_stream_leftovers(self, store: Store, log: FileLog) -> None:
-        for name in self.disk.list(stream_folder(log.ident)):
-            path = f"{stream_folder(log.ident)}/{name}"
-            in_use = _is_in_use(log, name)
-            if in_use is None or (not in_use and not self.report.healthy):
-                self.report.unknown_files.append(path)
-            elif not in_use:
-                sometimes("a file is left over")
-                _, first, last = self.larges.get(path, (0, 0, 0)) if self.in_place else (0, 0, 0)
-                # No frame after the checkpoint needs it: it is removed when that checkpoint is marked.
-                needed = store.checkpointer.next_number if last else self._written(store)
-                store.file_gc.add_copied(log, path, first, last, needed)
-
-    def _written(self, store: Store) -> int:
-        """Return the checkpoint from which a crash would recover once it is marked."""
-        return self.report.checkpoint if self.in_place else store.checkpointer.number
-
-
-def _is_in_use(log: FileLog, name: str) -> bool | None:
-    """Return whether a stream's file is in use, or bad and therefore kept as found; None if it is not the store's own."""
-    generations = (log.generation, log.loaded_generation)
-    if subjects := SUBJECTS_NAME.fullmatch(name):
-        return int(subjects[1]) in generations
-    match = SEGMENT_NAME.fullmatch(name)
-    if match is None:
-        return None
-    named = any(segment.number == int(match[1], 16) for segment in log.list_segments())
-    is_segment = name.endswith(".seg")
-    return named and (is_segment or (match[2] is not None and int(match[2]) in generations))

@@ -2,7 +2,7 @@
 
 Owns the meaning of entries, and what a missing frame means for each stream. Invariant: a frame is applied to a log only
 if the log's section does not contain it already, and applying it twice changes nothing. Must not know where frames come
-from.
+from. See ADR 12.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Replay:
         stream_frames: dict[int, int],
         shard_frames: dict[int, int],
         is_removed: Callable[[int, int, int], bool],
+        used_numbers: dict[int, int],
     ) -> None:
         self.store = store
         self.logs = logs
@@ -45,6 +46,7 @@ class Replay:
         self.offline_streams: set[int] = set()
         self.touched: set[int] = set()
         self._is_removed = is_removed
+        self._used_numbers = used_numbers
         self._stream_frames = stream_frames
         self._shard_frames = shard_frames
         self._frame_number = 0
@@ -92,7 +94,7 @@ class Replay:
         for log in self._maybe_gapped.values():
             log.advance(log.last_seq + SEQ_SKIP)
         for ident in self.unknown_streams:
-            self._report_loss("a stream's beginning is lost", str(ident))
+            self._report_loss("the creation of a stream is lost", str(ident))
 
     def _report_loss(
         self, description: str, stream: str = "", first: int = 0, last: int = 0, ident: int = 0
@@ -137,7 +139,7 @@ class Replay:
                 self.store.next_ident = max(self.store.next_ident, ident + 1)
             return None
         if self._frame_number <= self._stream_frames.get(ident, 0):
-            sometimes("a section already holds what is replayed")
+            sometimes("a section already contains a replayed frame")
             return None
         self.touched.add(ident)
         return log
@@ -149,7 +151,8 @@ class Replay:
             return
         name = bytes(data[8:]).decode()
         first = fmt.decode_u64(data)
-        log = FileLog(store.log_context, ident, name, first, find_next_segment_number(store.disk, ident))
+        next_segment = max(find_next_segment_number(store.disk, ident), self._used_numbers.get(ident, -1) + 1)
+        log = FileLog(store.log_context, ident, name, first, next_segment)
         log.next_generation = find_next_generation(store.disk, ident)
         log.start_generation()
         log.folder_state = FileState.READY if store.disk.exists(log.folder_path) else FileState.NEW
@@ -167,7 +170,7 @@ class Replay:
 
     def _load(self, log: FileLog, data: memoryview) -> None:
         if log.load(data) < 0:
-            raise CorruptData(f"frame {self._frame_number}: what it has for stream {log.name} is not records")
+            raise CorruptData(f"frame {self._frame_number}: invalid records for stream {log.name}")
 
     def _apply_large(self, ident: int, data: memoryview) -> None:
         log = self._log_to_change(ident)
@@ -179,9 +182,9 @@ class Replay:
         segment = log.make_segment(number, log.columns)
         disk = self.store.disk
         block = disk.read(segment.path, offset, length) if disk.exists(segment.path) else b""
-        if fmt.parse_block(block, 0, segment.seed, offset) is None:
+        if not fmt.is_large_block(block, segment.seed, offset, seq):
             if self._is_removed(ident, seq, seq):
-                sometimes("a large message that is gone was removed")
+                sometimes("a missing large message was removed later")
                 log.advance(seq)
                 return
             self._record_gap(ident, seq, f"the large message at {offset} of {segment.path} is damaged")
@@ -194,9 +197,7 @@ class Replay:
         if log is not None:
             runs = np.frombuffer(data, "<u8").reshape(-1, 2)
             if (runs[:, 0] > runs[:, 1]).any() or (runs > np.uint64(SEQ_END)).any():
-                raise CorruptData(
-                    f"frame {self._frame_number}: removals from stream {log.name} that no log can have"
-                )
+                raise CorruptData(f"frame {self._frame_number}: invalid removals from stream {log.name}")
             log.replay_removals(runs)
 
     def _apply_trim(self, ident: int, data: memoryview) -> None:
@@ -205,7 +206,7 @@ class Replay:
             seq = fmt.decode_u64(data)
             if seq > SEQ_END:
                 raise CorruptData(
-                    f"frame {self._frame_number}: stream {log.name} is trimmed to {seq}, which no log can reach"
+                    f"frame {self._frame_number}: stream {log.name} is trimmed to {seq}, which is no valid sequence"
                 )
             log.remove_below(seq)
 

@@ -27,6 +27,21 @@ def sort_frames(files: Iterable[ScannedFile]) -> list[Placed]:
     return frames
 
 
+def find_used_numbers(frames: Iterable[Placed]) -> dict[int, int]:
+    """Return for each stream the highest segment number of large messages in these frames.
+
+    The file may be gone already: on a full disk it is unlinked when a purge is durable. A new segment must not get its
+    number, or a second recovery from the same journal would take one for the other.
+    """
+    numbers: dict[int, int] = {}
+    for frame, scanned in frames:
+        start = frame.offset + fmt.FRAME_HEADER_BYTES
+        for kind, ident, data in fmt.decode_entries(scanned.data[start : start + frame.length]):
+            if kind == fmt.LARGE:
+                numbers[ident] = max(numbers.get(ident, 0), fmt.decode_large_entry(data)[0])
+    return numbers
+
+
 class JournalSurvey:
     """The entries of some frames. `is_whole`: they follow `after` and each other without a gap."""
 
@@ -75,7 +90,8 @@ class JournalSurvey:
         self.larges[path] = (ident, first, seq)
         self.bytes += length
         block = self._disk.read(path, offset, length) if self._disk.exists(path) else b""
-        if fmt.parse_block(block, 0, fmt.compute_segment_seed(self._store, ident, number), offset) is None:
+        seed = fmt.compute_segment_seed(self._store, ident, number)
+        if not fmt.is_large_block(block, seed, offset, seq):
             self._unread.append((ident, seq))
 
     def is_removed(self, ident: int, first: int, last: int) -> bool:

@@ -1,6 +1,6 @@
 """Removes files that a crashed run or a crashed recovery left and that nothing refers to.
 
-Owns the decision which files these are. Invariant: files that the marked checkpoint names, that the journal after it
+Owns the decision which files these are. Invariant: files that the durable checkpoint names, that the journal after it
 refers to, or that do not belong to the store are never removed. Must not know why a run ended.
 """
 
@@ -48,7 +48,7 @@ def remove_checkpoints(disk: Disk, removed: list[int]) -> None:
 
 
 class UnreferencedFiles:
-    """Files needed neither by the marked checkpoint, nor by a newer one that recovery starts from, nor by the journal."""
+    """Files that the durable checkpoint, a newer one that recovery starts from, and the journal do not need."""
 
     def __init__(
         self, disk: Disk, found: LoadedCheckpoint, base: LoadedCheckpoint, survey: JournalSurvey

@@ -1,7 +1,7 @@
 """Cache files: the columns of a sealed segment, and a stream's subjects in order of their id.
 
 Pure functions between bytes and columns. Invariant: bytes that are not exactly what was written for this segment decode
-to None, and the caller reads the segment instead. Must not know disks or logs.
+to None, and the caller reads the segment instead. Must not know disks or logs. See ADRs 11 and 16.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def encode_columns(
     table = np.frombuffer(blocks, np.uint64).astype("<u4") if len(blocks) else np.empty(0, "<u4")
     arrays = [time, offset, size, subject, ttl, *([] if delta is None else [delta]), table, flags]
     parts: list[Any] = [np.ascontiguousarray(each) for each in arrays]
+    assert _are_blocks(table, columns.rows, file_id.end)
     crc = 0
     for part in parts:
         crc = crc32(part, crc)
@@ -152,6 +153,7 @@ def _are_blocks(table: Array, rows: int, end: int) -> bool:
 
 def encode_subjects(subjects: SubjectIndex, lo: int, hi: int) -> bytes:
     """Encode a chunk with the subjects lo..hi."""
+    assert 0 <= lo < hi <= len(subjects)
     body = subjects.dump(lo, hi)
     head = _CHUNK.pack(CHUNK_MAGIC, lo, hi - lo, len(body), 0)[:-4]
     return head + _U32.pack(crc32(body, crc32(head))) + body
@@ -173,6 +175,6 @@ def decode_subjects(data: Any, subjects: SubjectIndex) -> int:
         if not subjects.load(body, count):
             break
         if len(subjects) != first + count:
-            raise ValueError("a table of subjects has one of them twice")
+            raise ValueError("a subject is in the table twice")
         offset += _CHUNK.size + length
     return offset

@@ -161,9 +161,7 @@ class FileSegment(Segment):
             data = b""
         if parse_block(data, 0, self.seed, block) is None:
             self.damaged = True
-            raise CorruptData(
-                f"the block at {block} of {self.path} is not what was written; run headrace fsck"
-            )
+            raise CorruptData(f"the block at {block} of {self.path} is damaged; run headrace fsck")
         self._cache.put(key, data, block)
         return data, block
 

@@ -15,24 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace._native.record_header import RECORD_HEADER_BYTES, RECORD_HEADER_FIELDS
+
 Array = npt.NDArray[Any]
 
 COLUMNS = ("seq", "time", "subject", "headers", "data", "expires_at", "size")
-RECORD_HEADER_BYTES = 32
 TTL_NEVER = 0xFFFFFFFF
 NS = 1_000_000_000
 
-RECORD_HEADER = np.dtype(
-    [
-        ("size", "<u4"),
-        ("subject_len", "<u2"),
-        ("flags", "<u2"),
-        ("header_len", "<u4"),
-        ("ttl_s", "<u4"),
-        ("seq", "<u8"),
-        ("time_ns", "<u8"),
-    ]
-)
+_RECORD_HEADER = np.dtype([(name, f"<u{size}") for name, size in RECORD_HEADER_FIELDS])
 _VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])
 _INLINE_MAX = 12
 # A view's offset is a signed 32-bit number, so larger files are presented as several overlapping buffers.
@@ -53,9 +44,10 @@ class ArrowLayout:
     def __post_init__(self) -> None:
         unknown = [name for name in self.columns if name not in COLUMNS]
         if unknown or not self.columns:
-            raise ValueError(f"no column {unknown or 'chosen'}; there are {', '.join(COLUMNS)}")
+            problem = f"unknown columns: {', '.join(unknown)}" if unknown else "no column is selected"
+            raise ValueError(f"{problem}; available: {', '.join(COLUMNS)}")
         if self.unit not in ("ns", "us"):
-            raise ValueError(f"time unit {self.unit!r} is neither 'ns' nor 'us'")
+            raise ValueError(f"the time unit is {self.unit!r}; it must be 'ns' or 'us'")
 
     def schema(self) -> pa.Schema:
         """The Arrow schema of every batch with this layout."""
@@ -77,8 +69,8 @@ class ArrowLayout:
 def gather_headers(data: memoryview, offsets: Array) -> Array:
     """Return the fixed parts of the records at `offsets`, gathered in one pass."""
     if len(offsets) == 0:
-        return np.empty(0, RECORD_HEADER)
-    return _sliding_view(data, RECORD_HEADER_BYTES)[offsets].view(RECORD_HEADER)
+        return np.empty(0, _RECORD_HEADER)
+    return _sliding_view(data, RECORD_HEADER_BYTES)[offsets].view(_RECORD_HEADER)
 
 
 def compute_expiry(time_ns: Array, ttl_s: Array) -> tuple[Array, Array]:

@@ -1,8 +1,8 @@
-"""Pins: consistent snapshots of one stream for readers in other processes, held for the duration of a lease.
+"""Pins: consistent snapshots of one stream for readers in other processes, kept for the duration of a lease.
 
 Owns `pins/`: each pin is a folder of hard links and a manifest, which is written last and removed first. Invariant: the
-content of a pin never changes, whatever the store does to its own file names. Pins survive a crash; they do no harm,
-and the owner removes them when their lease has expired. Recovery never touches them. Must not know Arrow.
+content of a pin never changes, even when the store removes or renames its own files. Pins survive a crash; they do no
+harm, and the owner removes them when their lease has expired. Recovery never touches them. Must not know Arrow.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ def _is_stale(disk: Disk, name: str, now: int) -> bool:
     except UnknownFeature:
         return False  # left to the version that created it
     except OSError:
-        return False  # says nothing about the lease: the next sweep checks again
+        return False  # the lease is unknown: the next sweep checks again
 
 
 def _remove(disk: Disk, name: str) -> None:
-    """Remove what is left of a pin: the manifest first, so that nobody starts to read it."""
+    """Remove what is left of a pin: the manifest first, so that no reader opens it."""
     folder = f"{FOLDER}/{name}"
     files = disk.list(folder)
     first = [manifests.FILE_NAME] if manifests.FILE_NAME in files else []

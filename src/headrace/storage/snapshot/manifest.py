@@ -1,4 +1,4 @@
-"""Manifest of a pin: one stream as of one position, and the files that hold it.
+"""Manifest of a pin: one stream as of one position, and the files that contain it.
 
 Owns the manifest's bytes. Invariant: a manifest that loads is complete, and it never changes once written. Must not
 know how pins are made or how rows are read.
@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     `segments` has for each pinned segment what a checkpoint would record: its committed end and live bits. `columns`
     are the numbers of those with a column file, `generation` names the subject table that they refer to (-1: none).
-    `lost` is damage that nobody has accepted yet.
+    `lost` is damage that was not accepted yet.
     """
 
     pin: str
@@ -73,6 +73,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def encode(self, needed: Iterable[str] = ()) -> bytes:
         """Return the file's content; `needed` are the features that a reader of the pinned files must understand."""
+        assert self.pin
+        assert set(self.columns) <= {segment.number for segment in self.segments}
         plain = msgspec.msgpack.encode(self)
         body = format_features.encode_envelope(plain, needed)
         magic = _MAGIC if body is plain else _MAGIC_ENCLOSED
@@ -94,7 +96,7 @@ def load(disk: _ReadableFiles, pin: str) -> Manifest:
         return read(disk, pin)
     except FileNotFoundError:
         raise StoreError(
-            f"there is no pin {pin}: it was released, its lease ran out, or it was never made"
+            f"there is no pin {pin}: it was released, its lease has expired, or it never existed"
         ) from None
     except OSError as error:
         raise StoreError(f"pin {pin} cannot be read: {error}") from error
@@ -109,10 +111,10 @@ def read(disk: _ReadableFiles, pin: str) -> Manifest:
 def decode(data: bytes, path: str) -> Manifest:
     """Decode a manifest. Raises CorruptData if it is damaged, UnknownFeature if a newer version wrote it."""
     if len(data) < _HEAD.size:
-        raise CorruptData(f"{path} is cut short")
+        raise CorruptData(f"{path} is truncated; request a new pin")
     magic, length, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size : _HEAD.size + length]
     if magic not in (_MAGIC, _MAGIC_ENCLOSED) or len(body) != length or crc32(body) != crc:
-        raise CorruptData(f"{path} is damaged; ask for a new pin")
+        raise CorruptData(f"{path} is damaged; request a new pin")
     plain = format_features.decode_envelope(body, path)[1] if magic == _MAGIC_ENCLOSED else body
     return msgspec.msgpack.decode(plain, type=Manifest)

@@ -42,7 +42,7 @@ def find_store_folder(path: str | os.PathLike[str]) -> Path:
     for folder in (given, given / _STORE_SUBFOLDER):
         if (folder / "lock").exists():
             return folder
-    raise StoreError(f"{given} holds no store; give the folder that the server was started with (-sd)")
+    raise StoreError(f"there is no store in {given}; pass the store directory of the server (its option -sd)")
 
 
 def pin_offline(path: str | os.PathLike[str], stream: str, lease_s: float) -> OfflinePin:
@@ -64,7 +64,7 @@ def _pin_stream(store: Store, folder: Path, stream: str, lease_s: float) -> Offl
     log = store.logs.get(stream)
     if log is None:
         raise StoreError(
-            f"there is no stream {stream} in {folder}; there are {', '.join(sorted(store.logs)) or 'none'}"
+            f"there is no stream {stream} in {folder}; its streams: {', '.join(sorted(store.logs)) or 'none'}"
         )
     now = time.time_ns()
     leases.sweep_expired(store, now)

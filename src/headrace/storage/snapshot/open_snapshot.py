@@ -31,12 +31,12 @@ _OPTIONS = StoreOptions(journal_bytes=1 << 20, journal_spares=0, headroom_bytes=
 def open_pin(folder: str, stream: str, pin: str) -> StreamSnapshot:
     """Open a pin that the store's owner made; only the owner releases it."""
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", pin):
-        raise StoreError(f"{pin!r} is not a name of a pin")
+        raise StoreError(f"{pin!r} is not a valid pin name")
     disk = ReadonlyDisk(folder, exclusive=False)
     with name_folder_in_errors(folder):
         manifest = manifests.load(disk, pin)
     if manifest.stream != stream:
-        raise StoreError(f"pin {pin} is of stream {manifest.stream}, not of {stream}")
+        raise StoreError(f"pin {pin} belongs to stream {manifest.stream}, not to {stream}")
     try:
         return StreamSnapshot(disk, manifest)
     except CorruptData:
@@ -67,7 +67,7 @@ def open_log(store: Store, log: StreamLog, now_ns: int) -> StreamSnapshot:
             store.commit()
         store.disk.drain()
         if store.waiting_for_space:
-            raise StoreFull("the disk is full, and what is to be shown is not durable; free some space")
+            raise StoreFull("the disk is full, and the newest messages are not durable; free some space")
     new_pin = create_pin(store, log, _LEASE_S, now_ns)
     return StreamSnapshot(store.disk, new_pin.manifest, lambda: release_pin(store, new_pin))
 
@@ -75,7 +75,9 @@ def open_log(store: Store, log: StreamLog, now_ns: int) -> StreamSnapshot:
 def _make_no_stream_error(store: Store, folder: str, stream: str) -> StoreError:
     reason = store.report().offline_streams.get(stream)
     if reason is not None:
-        return CorruptData(f"stream {stream} cannot be read: {reason}; `headrace fsck {folder}` says more")
+        return CorruptData(
+            f"stream {stream} cannot be read: {reason}; run `headrace fsck {folder}` for details"
+        )
     return StoreError(
-        f"there is no stream {stream} in {folder}; there are {', '.join(sorted(store.logs)) or 'none'}"
+        f"there is no stream {stream} in {folder}; its streams: {', '.join(sorted(store.logs)) or 'none'}"
     )

@@ -67,10 +67,11 @@ class StreamSnapshot:
     """The rows of one manifest."""
 
     def __init__(
-        self, disk: MappableDisk, manifest: Manifest, on_close: Callable[[], None] = lambda: None
+        self, disk: MappableDisk, manifest: Manifest, on_close: Callable[[], None] | None = None
     ) -> None:
         self.manifest = manifest
-        self._on_close: Callable[[], None] | None = on_close
+        self._on_close = on_close
+        self._closed = False
         self._subjects_file = (
             disk.map(manifest.subjects_path) if manifest.generation >= 0 else memoryview(b"")
         )
@@ -86,8 +87,8 @@ class StreamSnapshot:
         self, selection: Selection, layout: ArrowLayout, rows_max: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
         """Yield the selected rows, in sequence order."""
-        if self._on_close is None:
-            raise StoreError(f"this reading of {self.manifest.stream} is closed")
+        if self._closed:
+            raise StoreError(f"this snapshot of stream {self.manifest.stream} is closed")
         self._raise_if_lost(selection)
         for lazy_run in self._runs:
             if _overlaps(lazy_run.first_seq, lazy_run.last_seq, selection):
@@ -111,6 +112,7 @@ class StreamSnapshot:
 
     def close(self) -> None:
         """Release what keeps the snapshot on disk."""
+        self._closed = True
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
@@ -145,7 +147,7 @@ class StreamSnapshot:
             if _overlaps(damage.first_seq, damage.last_seq, selection):
                 raise CorruptData(
                     f"stream {self.manifest.stream}: {damage.description} ({damage.first_seq} to {damage.last_seq} lost). "
-                    "Read around them, or let `headrace fsck --accept-loss` drop them"
+                    "Exclude them from the read, or drop them with `headrace fsck --accept-loss`"
                 )
 
     def _make_batches(
@@ -161,7 +163,9 @@ class StreamSnapshot:
             run.verify(offsets)
             found = gather_headers(run.data, offsets)
             if not np.array_equal(found["seq"], run.rows.seq[index]):
-                raise CorruptData(f"stream {self.manifest.stream}: columns and records of a segment disagree")
+                raise CorruptData(
+                    f"stream {self.manifest.stream}: columns and records of a segment do not match"
+                )
             ids = run.rows.subject[index]
             for cut in _split_by_bytes(found["size"]):
                 yield make_batch(layout, run.data, offsets[cut], found[cut], ids[cut], dictionary)

@@ -115,7 +115,7 @@ class SegmentRun(RecordRun):
             offset = int(blocks[number])
             if parse_block(self.data, offset, self._seed, offset) is None:
                 raise CorruptData(
-                    f"{self._name}: the block at {offset} is damaged; `headrace fsck` says what is lost"
+                    f"{self._name}: the block at {offset} is damaged; run `headrace fsck` to see what is lost"
                 )
             self._verified[number] = True
 
@@ -126,7 +126,7 @@ def open_segment(
     """Open a pinned segment. Columns are a cache: if they are missing or bad they are rebuilt from the blocks."""
     header = bytes(data[:SEGMENT_HEADER_BYTES])
     if not is_segment_header(header, segment_id.store_id, segment_id.ident, state.number):
-        raise CorruptData(f"{segment_id.name} is not the segment it should be")
+        raise CorruptData(f"{segment_id.name}: the file is another segment, or its header is damaged")
     data = data[: state.end]
     seed = compute_segment_seed(segment_id.store_id, segment_id.ident, state.number)
     live = unpack_live_bits(state.live, state.rows)
@@ -142,12 +142,14 @@ def _rebuild_rows(data: memoryview, seed: int, state: SegmentState, name: str) -
     while offset < state.end:
         block = parse_block(data, offset, seed, offset)
         if block is None:
-            raise CorruptData(f"{name}: the block at {offset} is damaged; `headrace fsck` says what is lost")
+            raise CorruptData(
+                f"{name}: the block at {offset} is damaged; run `headrace fsck` to see what is lost"
+            )
         spans.append((offset + BLOCK_HEADER_BYTES, block.length))
         offset = align_up(offset + BLOCK_HEADER_BYTES + block.length)
     rows, subjects = scan_records(data, spans, name)
     if len(rows.seq) != state.rows:
-        raise CorruptData(f"{name} holds {len(rows.seq)} records instead of {state.rows}")
+        raise CorruptData(f"{name} has {len(rows.seq)} records instead of {state.rows}")
     return rows, subjects
 
 
@@ -156,7 +158,7 @@ def scan_records(data: memoryview, spans: list[tuple[int, int]], name: str) -> t
     subjects, columns = SubjectIndex(), SegmentIndex()
     for start, length in spans:
         if columns.index_block(subjects, data, start, length, start) < 0:
-            raise CorruptData(f"{name} holds something that is no record, near {start}")
+            raise CorruptData(f"{name}: invalid records near offset {start}")
     return Rows(columns, [start - BLOCK_HEADER_BYTES for start, _ in spans]), _list_subjects(subjects)
 
 
@@ -173,7 +175,9 @@ def read_subjects(table: memoryview) -> list[bytes]:
     try:
         decode_subjects(table, subjects)
     except ValueError as error:
-        raise CorruptData(f"the table of subjects is not one that a store wrote: {error}") from error
+        raise CorruptData(
+            f"the subject table is invalid although its checksum is correct: {error}"
+        ) from error
     return _list_subjects(subjects)
 
 

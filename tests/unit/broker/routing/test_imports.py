@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import Accounts, Timers
+from headrace.broker import Accounts, Timers, reply_map
 from headrace.broker.account_imports import AccountImports
 from headrace.broker.routing.exports import AccountImportError, Export, Import
 
@@ -143,3 +143,24 @@ def test_a_ring_of_services_ends() -> None:
     world.exchange.set_imports("B", [Import("service", "A", b"ring", b"ring")], lambda name: [export])
     world.exchange.set_imports("A", [Import("service", "B", b"ring", b"ring")], lambda name: [export])
     assert world.b.router.publish(b"ring", b"inbox", b"", b"?") == 0
+
+
+def test_many_overdue_replies_are_removed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_map, "_EXPIRED_AT_ONCE", 10)
+    world = World(response_timeout_ns=10 * SECOND)
+    for _ in range(25):
+        world.ask()
+    sizes = []
+    for seconds in (11, 1, 1):
+        world.pass_time(seconds)
+        sizes.append(len(world.desk))
+    assert sizes[0] > 0, "not all at once"
+    assert sizes[-1] == 0
+
+
+def test_beyond_the_limit_the_oldest_request_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_map, "PENDING_MAX", 3)
+    world = World()
+    replies = [world.ask() for _ in range(5)]
+    assert len(world.desk) == 3
+    assert [world.a.router.publish(reply, b"", b"", b"!") for reply in replies] == [0, 0, 1, 1, 1]

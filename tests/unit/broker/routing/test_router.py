@@ -147,3 +147,10 @@ def test_an_unsubscribe_in_the_middle_of_a_delivery_counts(desk: Desk) -> None:
         *[b"MSG a 3 0"] * 2,
     ]
     assert desk.hub.subscriptions == 1
+
+
+def test_a_pattern_with_many_tokens_can_be_listed(desk: Desk) -> None:
+    """A leafnode that joins gets all subscriptions; one deep pattern must not stop that."""
+    pattern = b".".join([b"a", b"*"] * 700)
+    desk.client().say(b"SUB %s 1\r\nSUB b.> 2\r\n" % pattern)
+    assert {pattern, b"b.>"} <= {found for found, _ in desk.hub.entries()}

@@ -57,7 +57,7 @@ def test_a_rotten_frame_costs_its_own_messages_and_is_never_dropped_unasked(cras
     }
     assert lost == set(range(61, 71))
     assert main(str(tmp_path)) == 1
-    assert "lost: 61 to 70" in capsys.readouterr().out
+    assert "lost sequences: 61 to 70" in capsys.readouterr().out
     rest = [seq for seq in range(1, 101) if seq not in lost]
     assert main(str(tmp_path), accept_loss=True) == 0
     kept = tmp_path / "lost/1" / str(path.relative_to(tmp_path)).replace("/", "+")

@@ -1,0 +1,82 @@
+"""One page of a stream's subjects in sorted order, found in steps.
+
+Sorting half a million names at once would hold up every client. Instead they are divided into ranges by a sample of
+themselves, and only the ranges that the page overlaps are sorted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from headrace.storage import Filter, StreamLog
+
+#: So many subjects are read, divided or converted in one step.
+STEP = 8_192
+
+
+class SubjectPage(NamedTuple):
+    """Subjects with their message counts, and how many match in all."""
+
+    counts: dict[str, int]
+    total: int
+
+
+def iter_page(
+    log: StreamLog, subject_filter: Filter, offset: int, limit: int
+) -> Generator[None, None, SubjectPage]:
+    """Return the subjects from `offset` on that match a filter, at most `limit`."""
+    names = yield from _collect_names(log, subject_filter)
+    start = min(max(offset, 0), len(names))
+    wanted = yield from _select(names, start, min(start + limit, len(names)))
+    counts: dict[str, int] = {}
+    for number, part in enumerate(_iter_parts(wanted)):
+        if number:
+            yield
+        for name in part:
+            if count := log.get_subject_count(name):
+                counts[name.decode("utf-8", "replace")] = count
+    return SubjectPage(counts, len(names))
+
+
+def _collect_names(log: StreamLog, subject_filter: Filter) -> Generator[None, None, list[bytes]]:
+    subject_index = log.subject_index
+    known, sids = len(subject_index), log.find_subject_ids(subject_filter).tolist()
+    names: list[bytes] = []
+    at = 0
+    while at < len(sids):
+        if len(subject_index) < known:  # dead subjects were dropped, and the others have new ids
+            known, sids = len(subject_index), log.find_subject_ids(subject_filter).tolist()
+            names, at = [], 0
+            continue
+        names += map(subject_index.name, sids[at : at + STEP])
+        at += STEP
+        if at < len(sids):
+            yield
+    return names
+
+
+def _select(names: list[bytes], start: int, end: int) -> Generator[None, None, list[bytes]]:
+    """Return what sorted(names)[start:end] would."""
+    if len(names) <= STEP:
+        return sorted(names)[start:end]
+    pivots = sorted(names[:: max(len(names) // STEP, 1)])[:: max(STEP * STEP // len(names), 1)]
+    ranges: list[list[bytes]] = [[] for _ in range(len(pivots) + 1)]
+    for part in _iter_parts(names):
+        for name in part:
+            ranges[bisect_right(pivots, name)].append(name)
+        yield
+    found: list[bytes] = []
+    position = 0
+    for each in ranges:
+        if position < end and position + len(each) > start:
+            found += sorted(each)[max(start - position, 0) : end - position]
+            yield
+        position += len(each)
+    return found
+
+
+def _iter_parts(names: list[bytes]) -> Iterator[list[bytes]]:
+    return (names[at : at + STEP] for at in range(0, len(names), STEP))

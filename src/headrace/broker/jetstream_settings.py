@@ -1,0 +1,26 @@
+"""Settings of one account's JetStream: what its constructor needs to know, in one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.broker.consumers.flow_control import START_BYTES
+from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, BatchLimits
+from headrace.broker.streams.fast_ingest import DEFAULT_LIMITS as FAST_LIMITS
+from headrace.broker.streams.fast_ingest import FastIngestLimits
+from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamSettings:
+    """`pending_max` is how many bytes a client may have unread; `flow_bytes` the first flow-control window."""
+
+    server_name: str
+    account: str = "$G"
+    domain: str = ""
+    reject_unknown_fields: bool = True  # whether a request with an unknown key is rejected
+    pending_max: int = 64 * 1024 * 1024
+    limits: JetStreamLimits = NO_LIMITS
+    batch_limits: BatchLimits = DEFAULT_LIMITS
+    fast_ingest_limits: FastIngestLimits = FAST_LIMITS
+    flow_bytes: int = START_BYTES

@@ -1,0 +1,76 @@
+"""A purge in slices, so that no client waits for all of it.
+
+Owns the order in which messages go: oldest first. Messages that arrive during a purge stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headrace.broker.streams import delete_markers
+from headrace.code_probes import sometimes
+
+if TYPE_CHECKING:
+    from headrace.broker.streams.stream_context import StreamContext
+    from headrace.storage import StreamLog
+
+#: So many of the oldest messages are removed at a time, which costs least.
+_PREFIX_SLICE = 65_536
+#: So many sequences are searched at a time for matching subjects, and so many messages removed.
+_SEARCHED = 65_536
+_SLICE = 16_384
+#: With markers each message costs far more.
+_MARKED_SLICE = 256
+
+
+def iter_slices(stream: StreamContext, pattern: bytes, seq: int, keep: int) -> Iterator[int]:
+    """Remove messages below `seq`, or all but the newest `keep`, or all; yield how many each slice removed."""
+    log = stream.log
+    if delete_markers.is_enabled_for(stream, "Purge") or (pattern and pattern != b">"):
+        sometimes("purge with a filter or delete markers")
+        last_seq = min(seq - 1, log.last_seq) if seq else log.last_seq
+        yield from _iter_matching(stream, pattern, last_seq, keep)
+        return
+    below = seq or log.last_seq + 1
+    if keep:
+        sometimes("purge with keep")
+        below = _find_boundary(log, keep)
+    yield from _iter_below(stream, below)
+    if below > log.last_seq + 1:
+        log.advance(below - 1)
+
+
+def _find_boundary(log: StreamLog, keep: int) -> int:
+    """Return the sequence of the oldest message to keep."""
+    if keep >= log.messages:
+        return log.first_seq
+    return int(log.find_seqs(None, log.first_seq, log.last_seq)[-keep])
+
+
+def _iter_below(stream: StreamContext, below: int) -> Iterator[int]:
+    log, retention = stream.log, stream.retention
+    if below > log.last_seq:  # everything, which costs little
+        yield retention.remove_below(below)
+        return
+    while log.first_seq < below:
+        yield retention.remove_below(min(below, log.first_seq + _PREFIX_SLICE))
+
+
+def _iter_matching(stream: StreamContext, pattern: bytes, last_seq: int, keep: int) -> Iterator[int]:
+    log, places_markers = stream.log, delete_markers.is_enabled_for(stream, "Purge")
+    subject_filter = log.get_filter((pattern,)) if pattern else None
+    left = log.count_from(subject_filter, log.first_seq) - keep if keep else log.messages
+    step = _MARKED_SLICE if places_markers else _SLICE
+    seq = log.find_next(None, log.first_seq)
+    while 0 < seq <= last_seq and left > 0:
+        end = min(seq + _SEARCHED - 1, last_seq)
+        found = log.find_seqs(subject_filter, seq, end)[:left]
+        left -= len(found)
+        for at in range(0, len(found), step):
+            part = found[at : at + step]
+            if places_markers:
+                yield delete_markers.remove_all_with_markers(stream, part, "Purge")
+            else:
+                yield stream.retention.remove(part)
+        seq = log.find_next(None, end + 1)

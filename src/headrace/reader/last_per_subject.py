@@ -1,0 +1,75 @@
+"""Plans reading the last message of each subject as of one sequence, divided among tasks.
+
+Invariant: the sequence alone decides which message is last, so that a repeated batch has the same rows even if newer
+messages arrived meanwhile. For a given number of tasks, a subject is always assigned to the same task. See ADR 51.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.reader import direct_get_reader, snapshot_reader
+from headrace.reader.batch_cast import SeqRange
+from headrace.reader.options import ReadOptions
+from headrace.reader.partitions import Partition, SnapshotPartition, compute_partition_bounds
+from headrace.reader.snapshot_reader import PinFiles
+from headrace.reader.stream_admin import list_subjects
+
+#: A server rejects requests that match more than 1024 subjects.
+_SUBJECTS_PER_REQUEST = 1000
+_REQUEST_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class SubjectsPartition(Partition):
+    """The last message in the range of each of some subjects, read from a server by direct gets."""
+
+    is_snapshot = False
+    subjects: tuple[str, ...]
+
+    def read(self, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for subjects in _group_subjects(self.subjects):
+            yield from direct_get_reader.read_last_per_subject(options, subjects, self.seq_range.end, schema)
+
+
+def plan_by_subject(options: ReadOptions, end: int) -> list[SubjectsPartition]:
+    """Divide the subjects of a server's stream among tasks."""
+    tasks = _count_tasks(options, end)
+    groups: list[list[str]] = [[] for _ in range(tasks)]
+    for subject in list_subjects(options) if tasks else ():
+        groups[crc32(subject.encode()) % tasks].append(subject)
+    return [SubjectsPartition(SeqRange(1, end), tuple(group)) for group in groups]
+
+
+def plan_by_seq(options: ReadOptions, end: int, files: PinFiles) -> list[SnapshotPartition]:
+    """Divide the last messages of all subjects, as a pin shows them, among tasks."""
+    tasks = _count_tasks(options, end)
+    seqs = files.open().find_last_per_subject(snapshot_reader.make_selection(options, None, end))
+    pieces = [piece for piece in np.array_split(seqs, max(tasks, 1)) if len(piece)]
+    return [
+        SnapshotPartition(SeqRange(int(piece[0]), int(piece[-1]) + 1), files, piece.tobytes())
+        for piece in pieces
+    ]
+
+
+def _count_tasks(options: ReadOptions, end: int) -> int:
+    return max(len(compute_partition_bounds(1, end, options)) - 1, 0)
+
+
+def _group_subjects(subjects: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield groups with as many subjects as a request may have."""
+    group: list[str] = []
+    size = 0
+    for subject in subjects:
+        if len(group) == _SUBJECTS_PER_REQUEST or size > _REQUEST_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(subject)
+        size += len(subject) + 4
+    if group:
+        yield group

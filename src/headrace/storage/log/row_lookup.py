@@ -1,0 +1,32 @@
+"""Looks up rows and gaps of ascending sequences, whole arrays at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.storage.native_records import SegmentIndex
+from headrace.storage.sequence_arrays import NO_SEQS, Seqs
+
+
+def find_rows(columns: SegmentIndex, seqs: Seqs) -> npt.NDArray[np.intp]:
+    """Return the row of each sequence, or where it would be."""
+    steps = seqs - np.uint64(columns.base)
+    rows = steps if columns.delta is None else np.searchsorted(columns.delta[: columns.rows], steps)
+    return rows.astype(np.intp)
+
+
+def find_gaps(seqs: Seqs, limit: int) -> Seqs:
+    """Return the numbers between ascending sequences that are not among them, at most `limit`."""
+    missing = np.diff(seqs) - np.uint64(1)
+    before = np.flatnonzero(missing)
+    if not len(before) or limit <= 0:
+        return NO_SEQS
+    lengths = np.minimum(missing[before], np.uint64(limit)).astype(np.int64)
+    ends = np.cumsum(lengths)
+    count = min(int(np.searchsorted(ends, limit)) + 1, len(ends))
+    before, lengths, ends = before[:count], lengths[:count], ends[:count]
+    lengths[-1] -= max(int(ends[-1]) - limit, 0)
+    starts = np.repeat(seqs[before] + np.uint64(1), lengths)
+    steps = np.arange(len(starts)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return starts + steps.astype(np.uint64)

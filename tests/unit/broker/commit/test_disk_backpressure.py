@@ -1,0 +1,67 @@
+"""Backpressure of several stores: one that is behind is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from headrace.broker import Timers
+from headrace.broker.commit.disk_backpressure import (
+    NO_DISKS,
+    PENDING_BYTES_MAX,
+    DiskBackpressure,
+    combine_backpressure,
+)
+from headrace.sim import SimClock
+
+
+class Disks:
+    """Two stores with nothing pending."""
+
+    def __init__(self) -> None:
+        self.clock = SimClock()
+        self.timers = Timers(self.clock)
+        self.stores: list[Any] = [SimpleNamespace(pending_bytes=0, full=False) for _ in range(2)]
+        self.parts = [DiskBackpressure(store, self.timers) for store in self.stores]
+
+    def pass_time(self) -> None:
+        self.clock.advance(1_000_000_000)
+        self.timers.run_due()
+
+
+def count_calls() -> tuple[list[int], Callable[[], None]]:
+    calls: list[int] = []
+    return calls, lambda: calls.append(1)
+
+
+def test_one_store_that_is_behind_makes_the_whole_high() -> None:
+    disks = Disks()
+    combined = combine_backpressure(disks.parts)
+    assert not combined.is_high()
+    disks.stores[1].pending_bytes = PENDING_BYTES_MAX + 1
+    assert combined.is_high()
+
+
+def test_publishers_resume_when_the_store_has_caught_up() -> None:
+    disks = Disks()
+    combined = combine_backpressure(disks.parts)
+    calls, on_low = count_calls()
+    combined.on_low(on_low)
+    disks.stores[1].pending_bytes = PENDING_BYTES_MAX + 1
+    assert combined.is_high()
+    disks.pass_time()
+    assert not calls
+    disks.stores[1].pending_bytes = 0
+    disks.pass_time()
+    assert calls == [1]
+
+
+def test_a_single_store_is_asked_directly() -> None:
+    [part, _] = Disks().parts
+    assert combine_backpressure([part]) is part
+
+
+def test_without_a_store_it_is_never_high() -> None:
+    assert not NO_DISKS.is_high()
+    assert not combine_backpressure([]).is_high()

@@ -1,0 +1,50 @@
+"""A page of subjects is what sorting all of them would give, whatever the number of steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.handlers import subject_pages
+from headrace.broker.handlers.subject_pages import SubjectPage, iter_page
+from support.small_store import open_store
+
+
+def finish(steps: Generator[None, None, SubjectPage]) -> tuple[SubjectPage, int]:
+    taken = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            return finished.value, taken
+        taken += 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_page_is_a_slice_of_all_subjects_in_order(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject_pages, "STEP", 16)
+    rng = random.Random(seed)
+    log = open_store(tmp_path).create("S", memory=True)
+    names = [b"s.%s.%d" % (rng.choice([b"a", b"b"]), rng.randrange(500)) for _ in range(400)]
+    for name in names:
+        log.append(name, b"", b"", 1)
+    expected = sorted({name for name in names if name.startswith(b"s.a.")})
+    offset, limit = rng.randrange(len(expected)), rng.randint(1, 60)
+    page, steps = finish(iter_page(log, log.get_filter((b"s.a.*",)), offset, limit))
+    assert list(page.counts) == [name.decode() for name in expected[offset : offset + limit]]
+    assert page.total == len(expected)
+    assert all(count == names.count(name.encode()) for name, count in page.counts.items())
+    assert steps > 10
+
+
+def test_few_subjects_take_one_step(tmp_path: Path) -> None:
+    log = open_store(tmp_path).create("S", memory=True)
+    log.append(b"s.a", b"", b"", 1)
+    page, steps = finish(iter_page(log, log.get_filter((b">",)), 0, 10))
+    assert (page, steps) == (SubjectPage({"s.a": 1}, 1), 0)
+    assert finish(iter_page(log, log.get_filter((b"x",)), 5, 10)) == (SubjectPage({}, 0), 0)

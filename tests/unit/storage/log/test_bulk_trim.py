@@ -1,0 +1,118 @@
+"""Searches over whole columns find what a naive look at every message finds."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.storage import Store, StreamLog
+from headrace.storage.log import bulk_trim
+from headrace.storage.log.row_lookup import find_gaps
+from support.small_store import open_store
+
+
+@pytest.fixture(params=[False, True], ids=["file", "memory"])
+def store_and_log(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Store, StreamLog]:
+    store = open_store(tmp_path)
+    return store, store.create("S", memory=request.param)
+
+
+def fill(store: Store, log: StreamLog, rng: random.Random) -> None:
+    """Messages of a few subjects with holes, in several segments."""
+    for number in range(300):
+        header = b"NATS/1.0\r\nA: b\r\n\r\n" if rng.random() < 0.3 else b""
+        log.append(b"s.%d" % rng.randrange(12), header, b"x" * rng.randrange(40), number)
+        if rng.random() < 0.1:
+            log.advance(log.last_seq + rng.randrange(1, 5))
+        if rng.random() < 0.3:
+            log.remove(rng.randint(log.first_seq, log.last_seq))
+        if rng.random() < 0.05:
+            store.commit()
+            store.disk.drain()
+
+
+def live(log: StreamLog) -> list[int]:
+    return [seq for seq in range(1, log.last_seq + 1) if log.get(seq) is not None]
+
+
+def subject_of(log: StreamLog, seq: int) -> bytes:
+    message = log.get(seq)
+    assert message is not None
+    return message[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_newest_of_each_subject_stay(store_and_log: tuple[Store, StreamLog], seed: int) -> None:
+    store, log = store_and_log
+    rng = random.Random(seed)
+    fill(store, log, rng)
+    limit = rng.randint(1, 5)
+    left: Counter[bytes] = Counter()
+    expected = []
+    for seq in reversed(live(log)):
+        subject = subject_of(log, seq)
+        left[subject] += 1
+        if left[subject] <= limit:
+            expected.append(seq)
+    at = 1
+    while at:
+        seqs, at = bulk_trim.find_over_subject_limit(log, limit, at, rows_max=rng.randint(5, 60))
+        log.remove_many(seqs)
+    assert live(log) == expected[::-1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_oldest_go_until_enough_bytes_are_free(store_and_log: tuple[Store, StreamLog], seed: int) -> None:
+    store, log = store_and_log
+    rng = random.Random(seed)
+    fill(store, log, rng)
+    limit = log.bytes * rng.randint(1, 9) // 10
+    before = live(log)
+    while log.bytes > limit:
+        log.remove_below(bulk_trim.find_cut_for_bytes(log, log.bytes - limit, rows_max=rng.randint(5, 60)))
+    after = live(log)
+    assert after == before[len(before) - len(after) :]
+    gone = before[len(before) - len(after) - 1]
+    log.append(
+        b"s.0", b"", b"", 0
+    )  # a log of which the last message went would not say what that one had cost
+    assert gone < log.first_seq
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_live_and_deleted_sequences(store_and_log: tuple[Store, StreamLog], seed: int) -> None:
+    store, log = store_and_log
+    rng = random.Random(seed)
+    fill(store, log, rng)
+    there = live(log)
+    asked = np.array(sorted(rng.sample(range(1, log.last_seq + 20), 150)), np.uint64)
+    assert log.filter_live(asked).tolist() == sorted(set(asked.tolist()) & set(there))
+    gone = sorted(set(range(log.first_seq, log.last_seq + 1)) - set(there))
+    assert log.find_deleted_seqs(1 << 20).tolist() == gone
+    assert log.find_deleted_seqs(7).tolist() == gone[:7]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_last_messages_after_removals(store_and_log: tuple[Store, StreamLog], seed: int) -> None:
+    store, log = store_and_log
+    rng = random.Random(seed)
+    for number in range(400):
+        log.append(b"s.%d" % rng.randrange(60), b"", b"x", number)
+    for seq in rng.sample(range(1, 401), 150):
+        log.remove(seq)
+    store.commit()
+    last = {subject_of(log, seq): seq for seq in live(log)}
+    assert log.find_last_per_subject(None, log.last_seq).tolist() == sorted(last.values())
+    assert {subject: log.get_last_seq(subject) for subject in last} == last
+
+
+def test_a_gap_of_any_size_is_cut_off() -> None:
+    seqs = np.array([1, 4, 1 << 60, (1 << 60) + 2], np.uint64)
+    assert find_gaps(seqs, 5).tolist() == [2, 3, 5, 6, 7]
+    assert find_gaps(seqs, 2).tolist() == [2, 3]
+    assert find_gaps(seqs[:2], 100).tolist() == [2, 3]
+    assert find_gaps(seqs, 0).tolist() == []
