@@ -29,6 +29,7 @@ from soak_wire import Wire  # noqa: E402
 
 from headrace.claims import ClaimConfig, Claims  # noqa: E402
 from headrace.client import connect  # noqa: E402
+from support.loop_stalls import find_stalls  # noqa: E402
 from support.processes import serving  # noqa: E402
 
 PEAK_S = 10.0
@@ -299,12 +300,13 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with serving(folder, "-js", "-sd", "data") as running:
+        with serving(folder, "-js", "-sd", "data", may_stall=True) as running:
             soak = Soak(running.url, running.process.pid, folder)
             try:
                 asyncio.run(soak.run(arguments.minutes))
             except Exception as error:  # the results so far are still reported
                 soak.lost.append(f"ended early: {type(error).__name__}: {error}")
+            soak.lost += find_stalls(running.log)
             figures = soak.figures(arguments.minutes)
     arguments.figures.parent.mkdir(exist_ok=True)
     arguments.figures.write_text(json.dumps(figures))

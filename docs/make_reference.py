@@ -140,7 +140,7 @@ HEADERS = {
 }
 
 METRIC_GROUPS = {
-    "Server": (("info", "healthy", "start_", "resident_", "connections", "subscriptions"), ()),
+    "Server": (("info", "healthy", "start_", "resident_", "connections", "subscriptions", "loop_"), ()),
     "Traffic": (("received_", "sent_", "slow_", "leafnodes"), ()),
     "Store": (("api_", "store_", "commit_", "batches_open"), ("account",)),
     "Streams": (("stream_",), ("account", "stream")),

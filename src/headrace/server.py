@@ -29,6 +29,7 @@ from headrace.net.internal_client import make_internal_credentials
 from headrace.net.listener import Listener
 from headrace.net.listener_profile import format_address
 from headrace.net.logs import SILENT_LOGGER, Logger
+from headrace.net.loop_watchdog import LoopWatchdog
 from headrace.net.pid_files import PidAndPortsFiles
 from headrace.net.reload import find_restart_only_changes, merge_options, recheck_connection
 from headrace.net.timer_driver import TimerDriver
@@ -72,16 +73,7 @@ class Server:
         log: Logger = SILENT_LOGGER,
         **settings: Any,
     ) -> None:
-        if options is None:
-            settings.setdefault("port", ANY_PORT)
-            if store_dir is not None:
-                settings.setdefault("jetstream", True)
-                settings["store_dir"] = str(Path(store_dir))
-            options = from_keywords(**settings)
-        elif settings or store_dir is not None:
-            raise OptionsError("use either options=... or keyword settings, not both")
-        options.check()
-        self.options = options
+        self.options = options = _resolve_options(options, store_dir, settings)
         self.server_id = make_server_id()
         self.server_name = options.server_name or self.server_id
         self._log = log
@@ -93,7 +85,9 @@ class Server:
         self._virtual_time = (
             VirtualTime(virtual_clock, self.timers, self.accounts) if virtual_clock is not None else None
         )
-        self._account_setup = AccountSetup(self.accounts, self.timers, self.server_name, log)
+        self.watchdog = LoopWatchdog(log)
+        self.timers.run_call = self.watchdog.run
+        self._account_setup = AccountSetup(self.accounts, self.timers, self.server_name, log, self.watchdog)
         self._pid_files = PidAndPortsFiles(options)
         self._monitor_ports: MonitorPorts | None = None
         self._stopped = asyncio.Event()
@@ -131,6 +125,7 @@ class Server:
             self._timer_driver = TimerDriver(self.timers, asyncio.get_running_loop())
         if self._collector_service is not None:
             self._collector_service.start()
+        self.watchdog.start()
         self._log.info("Server is ready")
 
     async def stop(self) -> None:
@@ -139,6 +134,7 @@ class Server:
             return
         if self._listener is not None:
             self._log.info("Initiating Shutdown...")
+        self.watchdog.stop()
         if self._lame_duck_task is not None and self._lame_duck_task is not asyncio.current_task():
             self._lame_duck_task.cancel()
         if self._collector_service is not None:
@@ -275,6 +271,7 @@ class Server:
             leafnodes=len(self.leafz_entries()),
             stale_connections=registry.stale_connections,
             page_counts=monitors.get_page_counts() if monitors is not None else {},
+            loop_stalls=self.watchdog.stalls,
         )
 
     def _log_startup(self) -> None:
@@ -369,6 +366,21 @@ class Server:
 
             self._monitor_ports = MonitorPorts(self, self.options, self._log)
             await self._monitor_ports.start(tls)
+
+
+def _resolve_options(
+    options: ServerOptions | None, store_dir: str | os.PathLike[str] | None, settings: dict[str, Any]
+) -> ServerOptions:
+    if options is None:
+        settings.setdefault("port", ANY_PORT)
+        if store_dir is not None:
+            settings.setdefault("jetstream", True)
+            settings["store_dir"] = str(Path(store_dir))
+        options = from_keywords(**settings)
+    elif settings or store_dir is not None:
+        raise OptionsError("use either options=... or keyword settings, not both")
+    options.check()
+    return options
 
 
 def _make_virtual_clock() -> SimClock:

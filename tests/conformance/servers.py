@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.loop_stalls import find_stalls
 from support.ports import free_port
 
 OURS = "headrace"
@@ -224,10 +225,12 @@ class Server:
             ) from None
 
     def close(self) -> None:
-        """End it whatever its state, and remove what it left."""
+        """End it whatever its state, and remove what it left; fail if one operation held up all clients."""
         with contextlib.suppress(TimeoutError):
             self._end(signal.SIGKILL)
+        stalls = find_stalls(self.log_text())
         shutil.rmtree(self._folder, ignore_errors=True)
+        assert not stalls, stalls
 
     def __enter__(self) -> Server:
         return self

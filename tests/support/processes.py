@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from support.loop_stalls import find_stalls
+
 PATIENCE_S = 40.0
 _LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
 
@@ -60,8 +62,12 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *flags: str, program: tuple[str, ...] = ("-m", "headrace")) -> Iterator[Serving]:
-    """Run `headrace serve` with these flags; yield it when it is ready for clients."""
+def serving(
+    folder: Path, *flags: str, program: tuple[str, ...] = ("-m", "headrace"), may_stall: bool = False
+) -> Iterator[Serving]:
+    """Run `headrace serve` with these flags; yield it when it is ready for clients. Fail at the end if one operation
+    held up all clients.
+    """
     log = folder / "stderr"
     with log.open("wb") as stderr:
         process = subprocess.Popen(
@@ -76,6 +82,7 @@ def serving(folder: Path, *flags: str, program: tuple[str, ...] = ("-m", "headra
         running = Serving(process, log)
         running.wait_for("Server is ready")
         yield running
+        assert may_stall or not find_stalls(running.log), find_stalls(running.log)
     finally:
         process.kill()
         process.wait()

@@ -43,7 +43,7 @@ INSIDE: dict[str, list[str]] = {
         "recovery snapshot fsck",
     ],
     "broker": [
-        "timers",
+        "timers operation_runner",
         "routing",
         "commit",
         "streams",
@@ -56,7 +56,8 @@ INSIDE: dict[str, list[str]] = {
         "account_imports",
     ],
     "net": [
-        "logs info timer_wheel tls_channel tls_context pid_files timer_driver virtual_time password_verifier",
+        "logs",
+        "loop_watchdog info timer_wheel tls_channel tls_context pid_files timer_driver virtual_time password_verifier",
         "listener_profile write_scheduler jetstream_setup",
         "client_connection account_setup",
         "connection_registry client_backpressure reload",

@@ -87,7 +87,7 @@ class AccountJetStream:
         self.pending_max = settings.pending_max
         self.flow_bytes = settings.flow_bytes
         self.limits = settings.limits
-        self.call_soon = call_soon
+        self.call_soon, self.run_operation = call_soon, settings.run_operation
         self.group_commit = GroupCommit(store, router, call_soon, IdleTimer(store, timers).start)
         self.disk_backpressure = DiskBackpressure(store, timers)
         self.advisories = Advisories(self)

@@ -35,6 +35,9 @@ METRIC_DEFINITIONS = {
         "Slow consumers: clients disconnected because they did not read fast enough",
     ),
     "leafnodes": ("gauge", "Leafnode connections"),
+    "loop_stalls_total": ("counter", "Turns of the event loop above 50 ms, in which all clients waited"),
+    "loop_stalled_seconds_total": ("counter", "Duration of the turns of the event loop above 50 ms"),
+    "loop_longest_stall_seconds": ("gauge", "Longest turn of the event loop since the start"),
     "api_requests_total": ("counter", "JetStream API requests"),
     "api_errors_total": ("counter", "JetStream API requests that returned an error"),
     "store_full": ("gauge", "1 while the disk is full and no messages are stored"),
@@ -125,6 +128,9 @@ def _server_samples(stats: ServerStats, unhealthy_reason: str) -> Iterator[Sampl
     yield "sent_bytes_total", (), stats.out_bytes
     yield "slow_consumers_total", (), stats.slow_consumers
     yield "leafnodes", (), stats.leafnodes
+    yield "loop_stalls_total", (), stats.loop_stalls.count
+    yield "loop_stalled_seconds_total", (), stats.loop_stalls.total_s
+    yield "loop_longest_stall_seconds", (), stats.loop_stalls.longest_s
 
 
 def _store_samples(accounts: list[Account]) -> Iterator[Sample]:

@@ -17,7 +17,7 @@ from headrace.broker.stream import Stream
 from headrace.jetstream_api.responses import SourceStatus
 from headrace.monitor.consumer_stats import get_consumer_stats
 from headrace.monitor.metrics import iter_commit_latency
-from headrace.monitor.varz import ServerStats, format_rfc3339, get_resident_bytes
+from headrace.monitor.varz import ServerStats, format_rfc3339, get_resident_bytes, make_loop_stats
 from headrace.net.client_connection import ClientConnection
 
 ROWS_MAX = 1000
@@ -79,6 +79,7 @@ def _make_server(stats: ServerStats) -> dict[str, Any]:
         "in_bytes": stats.in_bytes,
         "out_msgs": stats.out_msgs,
         "out_bytes": stats.out_bytes,
+        "event_loop": make_loop_stats(stats.loop_stalls),
     }
 
 

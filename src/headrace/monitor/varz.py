@@ -14,6 +14,7 @@ from typing import Any
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace._native import describe_core
 from headrace.config.options import ServerOptions
+from headrace.net.loop_watchdog import LoopStalls
 
 SECOND_NS = 1_000_000_000
 
@@ -40,6 +41,7 @@ class ServerStats:
     slow_consumers: int
     stale_connections: int
     page_counts: dict[str, int]
+    loop_stalls: LoopStalls
     leafnodes: int = 0
 
 
@@ -119,6 +121,18 @@ def _make_stats(stats: ServerStats) -> dict[str, Any]:
         "subscriptions": stats.subscriptions,
         "http_req_stats": stats.page_counts,
         "config_load_time": format_rfc3339(stats.start_ns),
+        "event_loop": make_loop_stats(stats.loop_stalls),
+    }
+
+
+def make_loop_stats(stalls: LoopStalls) -> dict[str, Any]:
+    """Return the turns of the event loop that took long; clients wait meanwhile."""
+    return {
+        "stalls": stalls.count,
+        "stalled_ms": round(stalls.total_s * 1000),
+        "longest_ms": round(stalls.longest_s * 1000),
+        "longest_cpu_ms": round(stalls.longest_cpu_s * 1000),
+        "last_operation": stalls.last_operation,
     }
 
 

@@ -17,6 +17,7 @@ from headrace.broker.routing.exports import AccountImportError, Export, Import, 
 from headrace.broker.routing.subject_mapping import SubjectMapping, set_subject_mappings
 from headrace.config.options import AccountOptions, OptionsError, ServerOptions
 from headrace.net.logs import Logger
+from headrace.net.loop_watchdog import LoopWatchdog
 
 if TYPE_CHECKING:
     from headrace.net.jetstream_setup import JetStreamSetup
@@ -34,11 +35,14 @@ class AccountObserver(Protocol):
 class AccountSetup:
     """Creates and updates the accounts of a server."""
 
-    def __init__(self, accounts: Accounts, timers: Timers, server_name: str, log: Logger) -> None:
+    def __init__(
+        self, accounts: Accounts, timers: Timers, server_name: str, log: Logger, watchdog: LoopWatchdog
+    ) -> None:
         self._accounts = accounts
         self._timers = timers
         self._server_name = server_name
         self._log = log
+        self._watchdog = watchdog
         self._account_imports = AccountImports(accounts, timers, server_name)
         self._subject_mappings: dict[str, tuple[SubjectMapping, ...]] = {}
         self._jetstream_setup: JetStreamSetup | None = None
@@ -109,7 +113,7 @@ class AccountSetup:
             from headrace.net.jetstream_setup import JetStreamSetup
 
             self._jetstream_setup = JetStreamSetup(
-                options, self._accounts, self._timers, self._server_name, self._log
+                options, self._accounts, self._timers, self._server_name, self._log, self._watchdog
             )
         return self._jetstream_setup
 

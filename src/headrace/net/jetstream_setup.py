@@ -26,6 +26,7 @@ from headrace.config.options import AccountOptions, ServerOptions
 from headrace.errors import StoreError
 from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
 from headrace.net.logs import Logger
+from headrace.net.loop_watchdog import LoopWatchdog
 from headrace.storage import FileDisk, Store
 from headrace.storage.format_features import name_folder_in_errors
 
@@ -57,12 +58,19 @@ class JetStreamSetup:
     """Opens JetStream for the accounts that may have it; requests of the others get an error."""
 
     def __init__(
-        self, options: ServerOptions, accounts: Accounts, timers: Timers, server_name: str, log: Logger
+        self,
+        options: ServerOptions,
+        accounts: Accounts,
+        timers: Timers,
+        server_name: str,
+        log: Logger,
+        watchdog: LoopWatchdog,
     ) -> None:
         self._accounts = accounts
         self._timers = timers
         self._server_name = server_name
         self._log = log
+        self._watchdog = watchdog
         self._server_quota = ServerQuota(options.max_memory_store or -1, options.max_file_store or -1)
         self._disabled_apis: dict[str, DisabledApi] = {}
 
@@ -89,7 +97,14 @@ class JetStreamSetup:
             disabled_api.unsubscribe()
         if account.jetstream is None:
             account.jetstream = open_jetstream(
-                options, account, self._timers, self._server_name, self._log, limits, self._server_quota
+                options,
+                account,
+                self._timers,
+                self._server_name,
+                self._log,
+                self._watchdog,
+                limits,
+                self._server_quota,
             )
         elif account.jetstream.limits != limits:
             account.jetstream.set_limits(limits)
@@ -145,17 +160,20 @@ def open_jetstream(
     timers: Timers,
     server_name: str,
     log: Logger,
+    watchdog: LoopWatchdog,
     limits: JetStreamLimits = NO_LIMITS,
     server_quota: ServerQuota | None = None,
 ) -> AccountJetStream:
     """Recover the store and open its streams; messages that expired while the server was down are removed on return."""
     loop = asyncio.get_running_loop()
     path = store_path(options, account.name)
-    disk = FileDisk(path, loop.call_soon_threadsafe)
+    disk = FileDisk(path, watchdog.watch(loop.call_soon_threadsafe))
     try:
         with name_folder_in_errors(path):
             store = Store.open(disk, timers.clock)
-            jetstream = _make_jetstream(options, account, store, timers, server_name, limits, server_quota)
+            jetstream = _make_jetstream(
+                options, account, store, timers, server_name, watchdog, limits, server_quota
+            )
     except BaseException:
         disk.close()  # releases the lock, so that this process can try again
         raise
@@ -176,6 +194,7 @@ def _make_jetstream(
     store: Store,
     timers: Timers,
     server_name: str,
+    watchdog: LoopWatchdog,
     limits: JetStreamLimits,
     room: ServerQuota | None,
 ) -> AccountJetStream:
@@ -184,7 +203,7 @@ def _make_jetstream(
         store,
         timers.clock,
         timers,
-        asyncio.get_running_loop().call_soon,
+        watchdog.watch(asyncio.get_running_loop().call_soon),
         JetStreamSettings(
             server_name=server_name,
             account=account.name,
@@ -192,6 +211,7 @@ def _make_jetstream(
             reject_unknown_fields=options.strict,
             pending_max=options.max_pending,
             limits=limits,
+            run_operation=watchdog.run_operation,
             batch_limits=BatchLimits(
                 per_stream=options.batch_max_inflight_per_stream,
                 per_server=options.batch_max_inflight_total,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from headrace.broker.account_context import StreamJetStream
 from headrace.broker.commit.disk_backpressure import DiskBackpressure
+from headrace.broker.operation_runner import OperationRunner
 from headrace.broker.stream import Stream
 from headrace.broker.timers import TimerHandle
 from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
@@ -27,6 +28,7 @@ class ApiContext(StreamJetStream, Protocol):
     api_errors: int
     disk_backpressure: DiskBackpressure
     pin_leases: dict[str, TimerHandle]
+    run_operation: OperationRunner
 
     @property
     def streams(self) -> dict[str, Stream]:

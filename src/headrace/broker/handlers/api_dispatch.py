@@ -31,6 +31,8 @@ INFOS_PER_STEP = 16
 #: So many requests may wait for one in progress, as in nats-server; more are rejected.
 WAITING_MAX = 10_000
 WAITING_BYTES_MAX = 64 * 1024 * 1024
+#: So many requests or steps are handled in one turn of the event loop; the rest wait for the next one.
+REQUESTS_PER_TURN = 16
 
 
 @dataclass(slots=True)
@@ -67,26 +69,40 @@ class ApiEndpoint:
 class RequestInProgress:
     """A request whose response is not known yet."""
 
-    __slots__ = ("endpoint", "request", "steps", "subject")
+    __slots__ = ("endpoint", "order", "request", "steps", "subject")
 
-    def __init__(self, endpoint: ApiEndpoint, subject: bytes, request: ApiRequest) -> None:
+    def __init__(self, endpoint: ApiEndpoint, subject: bytes, request: ApiRequest, order: int) -> None:
         self.endpoint = endpoint
         self.subject = subject
         self.request = request
+        self.order = order
         self.steps: ApiSteps | None = None
 
 
 class ApiDispatcher:
-    """Handles every API request of the account."""
+    """Handles every API request of the account: so many per turn of the event loop, the rest in later turns."""
 
-    __slots__ = ("_endpoints", "_in_progress", "_jetstream", "_stopped", "_waiting", "_waiting_bytes")
+    __slots__ = (
+        "_endpoints",
+        "_handled_this_turn",
+        "_in_progress",
+        "_jetstream",
+        "_received",
+        "_stopped",
+        "_waiting_bytes",
+        "_waiting_changes",
+        "_waiting_reads",
+    )
 
     def __init__(self, jetstream: ApiContext, endpoints: dict[tuple[str, ...], ApiEndpoint]) -> None:
         self._jetstream = jetstream
         self._endpoints = endpoints
         self._in_progress: RequestInProgress | None = None
         self._stopped = False
-        self._waiting: deque[RequestInProgress] = deque()
+        self._received = 0
+        self._handled_this_turn = 0
+        self._waiting_changes: deque[RequestInProgress] = deque()
+        self._waiting_reads: deque[RequestInProgress] = deque()
         self._waiting_bytes = 0
 
     def subscriptions(self) -> list[bytes]:
@@ -100,20 +116,50 @@ class ApiDispatcher:
         if endpoint is None or (endpoint.private and not reply):
             return
         request = ApiRequest(names, header, payload, reply, session=session)
-        received = RequestInProgress(endpoint, subject, request)
-        if self._in_progress is None or endpoint.reads:
-            self._start(received)
-        elif len(self._waiting) >= WAITING_MAX or self._waiting_bytes + len(payload) > WAITING_BYTES_MAX:
+        self._received += 1
+        received = RequestInProgress(endpoint, subject, request, self._received)
+        waiting = self._waiting_reads if endpoint.reads else self._waiting_changes
+        if self._may_start(endpoint, waiting):
+            self._run(self._start, received)
+        elif len(waiting) >= WAITING_MAX or self._waiting_bytes + len(payload) > WAITING_BYTES_MAX:
             self._fail(received, ApiError.INSUFFICIENT_RESOURCES())
         else:
-            self._waiting.append(received)
+            waiting.append(received)
             self._waiting_bytes += len(payload)
 
     def stop(self) -> None:
         """Drop requests in progress: the server stops, and their clients get no response."""
         self._stopped = True
-        self._waiting.clear()
+        self._waiting_changes.clear()
+        self._waiting_reads.clear()
         self._waiting_bytes = 0
+
+    def _may_start(self, endpoint: ApiEndpoint, waiting: deque[RequestInProgress]) -> bool:
+        if waiting or self._handled_this_turn >= REQUESTS_PER_TURN:
+            return False
+        return endpoint.reads or self._in_progress is None
+
+    def _run(self, call: Callable[[RequestInProgress], None], received: RequestInProgress) -> None:
+        """Run a request or one step of it."""
+        if not self._handled_this_turn:
+            self._jetstream.call_soon(self._begin_turn)
+        self._handled_this_turn += 1
+        self._jetstream.run_operation(received.subject, partial(call, received))
+
+    def _begin_turn(self) -> None:
+        """Start requests that had to wait, in the order in which they arrived."""
+        self._handled_this_turn = 0
+        while self._handled_this_turn < REQUESTS_PER_TURN and (waiting := self._find_oldest_ready()):
+            received = waiting.popleft()
+            self._waiting_bytes -= len(received.request.body)
+            self._run(self._start, received)
+
+    def _find_oldest_ready(self) -> deque[RequestInProgress] | None:
+        """Return the queue whose first request is the oldest that may start."""
+        reads, changes = self._waiting_reads, self._waiting_changes
+        if not changes or self._in_progress is not None:
+            return reads
+        return reads if reads and reads[0].order < changes[0].order else changes
 
     def _start(self, received: RequestInProgress) -> None:
         jetstream, endpoint, request = self._jetstream, received.endpoint, received.request
@@ -149,17 +195,10 @@ class ApiDispatcher:
         else:
             if not received.endpoint.reads:
                 self._in_progress = received
-            self._jetstream.call_soon(partial(self._step, received))
+            self._jetstream.call_soon(partial(self._run, self._step, received))
             return
         if self._in_progress is received:
             self._in_progress = None
-            self._start_waiting()
-
-    def _start_waiting(self) -> None:
-        while self._waiting and self._in_progress is None:
-            received = self._waiting.popleft()
-            self._waiting_bytes -= len(received.request.body)
-            self._start(received)
 
     def _fail(self, received: RequestInProgress, failure: RequestError | StoreError) -> None:
         jetstream, request = self._jetstream, received.request

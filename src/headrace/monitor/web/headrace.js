@@ -138,10 +138,10 @@ const views = {
     const [into, out, stored] = ["Messages in", "Messages out", "Messages stored"].map(card);
     const lines = ["in", "out", "stored"].map((name) => sparkline(name));
     [into, out, stored].forEach((c, i) => c.element.append(lines[i].shape));
-    const [commit, kept, clients, memory, batches, space] = ["Commit latency, p99", "Messages", "Connections", "Memory", "Open batches", "Free disk space"].map(card);
+    const [commit, kept, clients, memory, batches, space, stalls] = ["Commit latency, p99", "Messages", "Connections", "Memory", "Open batches", "Free disk space", "Event loop stalls"].map(card);
     const trouble = el("div", { role: "alert" });
     const top = streamTable("Busiest streams");
-    return { title: "Overview", nodes: [trouble, el("div", { class: "cards" }, ...[into, out, stored, commit, kept, clients, memory, batches, space].map((c) => c.element)), el("div", { class: "gap" }, top.element)],
+    return { title: "Overview", nodes: [trouble, el("div", { class: "cards" }, ...[into, out, stored, commit, kept, clients, memory, batches, space, stalls].map((c) => c.element)), el("div", { class: "gap" }, top.element)],
       update(now) {
         ["in", "out", "stored"].forEach((name, i) => { say([into, out, stored][i].value, rate(state.history[name].at(-1) ?? 0)); lines[i].draw(state.history[name]); });
         say(into.extra, `${count(now.server.in_msgs)} since start`);
@@ -159,6 +159,9 @@ const views = {
         say(batches.extra, `${bytes(now.stores.reduce((sum, s) => sum + s.batch_bytes, 0))} staged`);
         say(space.value, now.stores.length ? bytes(now.stores[0].free) : "–");
         say(space.extra, now.stores.some((s) => s.full) ? "the disk is full" : "");
+        const loop = now.server.event_loop;
+        say(stalls.value, count(loop.stalls));
+        say(stalls.extra, loop.stalls ? `longest ${count(loop.longest_ms)} ms, last: ${loop.last_operation}` : "no turn above 50 ms");
         const said = [now.health.error, ...now.complaints].filter(Boolean);
         if (trouble.dataset.said !== said.join("\n")) { trouble.dataset.said = said.join("\n"); trouble.replaceChildren(...said.map((text) => el("p", { class: "bad" }, text))); }
         const busiest = [...now.streams].sort((a, b) => streamRate(b) - streamRate(a) || b.messages - a.messages).slice(0, 8);
