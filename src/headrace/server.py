@@ -274,6 +274,12 @@ class Server:
             loop_stalls=self.watchdog.stalls,
         )
 
+    def count_ended(self) -> int:
+        """Return how many connections, consumers and streams have ended since the start."""
+        registry = self.listener.registry
+        ended = registry.total_connections - len(registry.connections)
+        return ended + sum(jetstream.ended for jetstream in self.accounts.jetstreams())
+
     def _log_startup(self) -> None:
         log, options = self._log, self.options
         log.info("Starting headrace")

@@ -102,7 +102,7 @@ class AccountJetStream:
         self.backups: set[backup_send.BackupSender] = set()
         self.restores: dict[str, restore_receiver.BackupRestore] = {}
         self.pin_leases: dict[str, TimerHandle] = {}  # name of a pin -> timer of its lease
-        self.api_total = self.api_errors = 0
+        self.api_total = self.api_errors = self.ended = 0
         self._clock, self._last_ns = clock, 0
         self._direct_gets: dict[str, list[DirectGet]] = {}
         self._api = ApiDispatcher(self, ENDPOINTS)
@@ -205,6 +205,7 @@ class AccountJetStream:
         self._unsubscribe(stream)
         yield from stream.iter_close()
         del self.streams[stream.name]
+        self.ended += 1
         self.storage_usage.invalidate()
         self.event_history.drop_stream(stream.name)
         ident, metadata = stream.log.ident, self.store.metadata

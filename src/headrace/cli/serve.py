@@ -7,7 +7,6 @@ before it is needed. See ADRs 3 and 13.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace._native import describe_core
+from headrace.cli.gc_tuning import PortionedGc
 from headrace.cli.malloc_tuning import limit_fragmentation
 from headrace.cli.serve_flags import USAGE, Action, CommandLine, UsageError, parse
 from headrace.config.options import OptionsError, ServerOptions
@@ -138,9 +138,7 @@ async def _main(command_line: CommandLine, options: ServerOptions, log: Logger) 
     limit_fragmentation()
     # A commit switches threads several times and waits up to this long for each switch; Python's default is 5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Objects created during start-up live as long as the process: exclude them from later garbage collections.
-    gc.collect()
-    gc.freeze()
+    PortionedGc(asyncio.get_running_loop().call_soon_threadsafe, server.count_ended).start()
     stopped = asyncio.ensure_future(server.wait_stopped())
     stop_requested = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopped, stop_requested), return_when=asyncio.FIRST_COMPLETED)

@@ -34,6 +34,8 @@ class JetStreamContext(Protocol):
     call_soon: Callable[[Callable[[], None]], object]
     #: Which replicator reads with a durable consumer (subject of the upstream API, name): one at a time.
     copiers: dict[tuple[bytes, str], Any]
+    #: How many streams and consumers have ended since the start.
+    ended: int
     server_name: str
     account: str
     domain: str

@@ -198,6 +198,8 @@ class ConsumerSet:
         self.stop_waiting(consumer)
         self._dirty.pop(consumer, None)
         self._with_pending.pop(consumer, None)
+        jetstream = self._stream.jetstream
+        jetstream.ended += 1
 
     def rebuild_filters(self) -> None:
         """Rebuild the index after a consumer was removed or changed its filters."""

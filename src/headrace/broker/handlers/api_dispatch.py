@@ -31,8 +31,10 @@ INFOS_PER_STEP = 16
 #: So many requests may wait for one in progress, as in nats-server; more are rejected.
 WAITING_MAX = 10_000
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-#: So many requests or steps are handled in one turn of the event loop; the rest wait for the next one.
-REQUESTS_PER_TURN = 16
+#: So many requests that only read are handled in one turn of the event loop; the rest wait for the next one.
+READS_PER_TURN = 16
+#: A request that changes something, or a step of a long one, takes as long as so many that only read.
+CHANGE_COST = 4
 
 
 @dataclass(slots=True)
@@ -135,7 +137,7 @@ class ApiDispatcher:
         self._waiting_bytes = 0
 
     def _may_start(self, endpoint: ApiEndpoint, waiting: deque[RequestInProgress]) -> bool:
-        if waiting or self._handled_this_turn >= REQUESTS_PER_TURN:
+        if waiting or self._handled_this_turn >= READS_PER_TURN:
             return False
         return endpoint.reads or self._in_progress is None
 
@@ -143,13 +145,13 @@ class ApiDispatcher:
         """Run a request or one step of it."""
         if not self._handled_this_turn:
             self._jetstream.call_soon(self._begin_turn)
-        self._handled_this_turn += 1
+        self._handled_this_turn += 1 if received.endpoint.reads and received.steps is None else CHANGE_COST
         self._jetstream.run_operation(received.subject, partial(call, received))
 
     def _begin_turn(self) -> None:
         """Start requests that had to wait, in the order in which they arrived."""
         self._handled_this_turn = 0
-        while self._handled_this_turn < REQUESTS_PER_TURN and (waiting := self._find_oldest_ready()):
+        while self._handled_this_turn < READS_PER_TURN and (waiting := self._find_oldest_ready()):
             received = waiting.popleft()
             self._waiting_bytes -= len(received.request.body)
             self._run(self._start, received)
