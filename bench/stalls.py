@@ -455,7 +455,7 @@ def main() -> None:
             results[side] = measure(COMMANDS[side], each, arguments.scale)
         everything[each.name] = {"title": each.title, **results}
         show(each, results)
-    Path(arguments.json).parent.mkdir(exist_ok=True)
+    Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)
     Path(arguments.json).write_text(json.dumps(everything, indent=1))
 
 

@@ -202,22 +202,9 @@ class Registry:
             )
 
     async def scan(self, namespace: str) -> AsyncIterator[list[ClaimEntry]]:
-        """Yield pages of all existing claims of a namespace, oldest record first.
-
-        Uses direct gets: a consumer for each scan would need permissions for the consumers of every namespace.
-        """
-        try:
-            last = (await self.jetstream.api_request(f"STREAM.INFO.{STREAM}"))["state"]["last_seq"]
-        except RequestError as error:
-            if error.err_code == STREAM_NOT_FOUND:
-                return
-            raise
-        async for page in self.jetstream.pages(STREAM, claim_subject(namespace, "*"), _SCAN_BATCH):
+        """Yield pages of all existing claims of a namespace, oldest record first."""
+        async for page in scan_subjects(self.jetstream, STREAM, claim_subject(namespace, "*")):
             yield await self._decode_entries(page)
-            if (
-                page[-1].seq > last
-            ):  # records that change meanwhile move to the end, which would never be reached
-                return
 
     async def get_server_time_ns(self) -> int:
         return await self.jetstream.get_server_time_ns(STREAM)
@@ -268,45 +255,21 @@ async def ensure_stream(jetstream: JetStreamClient, config: Mapping[str, Any]) -
 async def scan_subjects(
     jetstream: JetStreamClient, stream: str, subject: str
 ) -> AsyncIterator[list[StreamMessage]]:
-    """Yield the existing messages under a subject, through a consumer that lasts as long as the scan."""
+    """Yield pages of the messages under a subject, oldest first, as far as the stream's end at the start.
+
+    Uses direct gets: a consumer for each scan would need permissions for the consumers of every namespace, and
+    nats-server may end a pull that does not wait although messages are pending.
+    """
     try:
-        created = await jetstream.api_request(
-            f"CONSUMER.CREATE.{stream}",
-            {
-                "stream_name": stream,
-                "config": {
-                    "filter_subject": subject,
-                    "ack_policy": "none",
-                    "deliver_policy": "all",
-                    "inactive_threshold": 60 * SECOND_NS,
-                    "mem_storage": True,
-                },
-            },
-        )
+        last = (await jetstream.api_request(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
     except RequestError as error:
         if error.err_code == STREAM_NOT_FOUND:
             return
         raise
-    name, remaining = created["name"], int(created.get("num_pending", 0))
-    try:
-        while remaining > 0:
-            messages = await jetstream.pull(stream, name, min(remaining, _SCAN_BATCH))
-            if not messages:
-                return
-            remaining -= len(messages)
-            yield [
-                StreamMessage(
-                    message.subject,
-                    message.metadata.sequence.stream,
-                    message.headers or {},
-                    message.data,
-                    message.metadata.timestamp,
-                )
-                for message in messages
-            ]
-    finally:
-        # If that is lost, the consumer expires by itself.
-        await jetstream.api_request_nowait(f"CONSUMER.DELETE.{stream}.{name}")
+    async for page in jetstream.pages(stream, subject, _SCAN_BATCH):
+        yield page
+        if page[-1].seq > last:  # records that change meanwhile move to the end, which would never be reached
+            return
 
 
 def _format_ttl(seconds: float) -> str:
