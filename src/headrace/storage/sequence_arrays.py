@@ -1,6 +1,8 @@
-"""Types of the sequence arrays that logs return."""
+"""Types of the sequence arrays that logs return, and binary search in sorted columns."""
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -8,3 +10,15 @@ import numpy.typing as npt
 Seqs = npt.NDArray[np.uint64]
 
 NO_SEQS: Seqs = np.empty(0, dtype=np.uint64)
+
+
+def search_sorted(column: npt.NDArray[Any], value: int, side: Literal["left", "right"] = "left") -> int:
+    """Return where a value belongs in an ascending column of unsigned integers.
+
+    `np.searchsorted` with a Python integer would first copy the whole column as int64.
+    """
+    if value < 0:
+        return 0
+    if value > np.iinfo(column.dtype).max:
+        return len(column)
+    return int(column.searchsorted(column.dtype.type(value), side))

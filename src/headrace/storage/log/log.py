@@ -16,6 +16,7 @@ from headrace.errors import CorruptData, StoreError
 from headrace.storage.log.log_index import LogIndex
 from headrace.storage.native_records import BLOCK_HEADER_BYTES, Array, OpenFrame, RecordBlock, decode_record
 from headrace.storage.segments.segment import Buffer, Segment
+from headrace.storage.sequence_arrays import search_sorted
 
 ROWS_PER_DEAD_SUBJECT = 64  # rows scanned for each dead subject that is dropped, at most
 SHORT_RUN_MAX = 64  # shorter removals are replayed one by one, in the compiled core
@@ -287,9 +288,7 @@ class StreamLog(LogIndex):
         in_tail = segment is self.active_segment and offset >= self.block_offset
         # Not `len(data)`: a buffer that was finished early is larger than its records.
         end_row = (
-            rows
-            if in_tail
-            else row + int(np.searchsorted(columns.offset[row:rows], segment.find_block_end(offset)))
+            rows if in_tail else row + search_sorted(columns.offset[row:rows], segment.find_block_end(offset))
         )
         ends = columns.offset[row:end_row].astype(np.int64) + columns.size[row:end_row].astype(np.int64)
         count = max(int(np.searchsorted(ends, offset + max_bytes, side="right")), 1)

@@ -22,6 +22,7 @@ from headrace.storage.native_records import (
     SubjectIndex,
 )
 from headrace.storage.segments.segment import Segment
+from headrace.storage.sequence_arrays import search_sorted
 
 SPARSE_RATIO = 256  # a filter that matches fewer than one row in this many caches them
 #: Up to this many subjects, their last messages are looked up one by one.
@@ -241,7 +242,7 @@ class LogIndex(LogWriter):
             if matching_rows is None:
                 row = columns.next(self.subject_index, mask, lo, columns.rows)
             else:
-                row = _find_live_row(columns, matching_rows, int(np.searchsorted(matching_rows, lo)), 1)
+                row = _find_live_row(columns, matching_rows, search_sorted(matching_rows, lo), 1)
             if row >= 0:
                 return columns.seq(row)
         return 0
@@ -260,7 +261,7 @@ class LogIndex(LogWriter):
             if matching_rows is None:
                 row = columns.prev(self.subject_index, mask, 0, hi)
             else:
-                row = _find_live_row(columns, matching_rows, int(np.searchsorted(matching_rows, hi)) - 1, -1)
+                row = _find_live_row(columns, matching_rows, search_sorted(matching_rows, hi) - 1, -1)
             if row >= 0:
                 return columns.seq(row)
         return 0
@@ -282,7 +283,7 @@ class LogIndex(LogWriter):
                 else None
             )
             if matching_rows is not None:
-                following = matching_rows[np.searchsorted(matching_rows, lo) :]
+                following = matching_rows[search_sorted(matching_rows, lo) :]
                 total += (
                     len(following)
                     if columns.live is None

@@ -12,8 +12,13 @@ from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 def find_rows(columns: SegmentIndex, seqs: Seqs) -> npt.NDArray[np.intp]:
     """Return the row of each sequence, or where it would be."""
     steps = seqs - np.uint64(columns.base)
-    rows = steps if columns.delta is None else np.searchsorted(columns.delta[: columns.rows], steps)
-    return rows.astype(np.intp)
+    if columns.delta is None:
+        return steps.astype(np.intp)
+    delta = columns.delta[: columns.rows]
+    # Of the column's own type: otherwise NumPy would copy the whole column as uint64.
+    bounded = np.minimum(steps, np.iinfo(delta.dtype).max).astype(delta.dtype)
+    rows: npt.NDArray[np.intp] = np.searchsorted(delta, bounded)
+    return rows
 
 
 def find_gaps(seqs: Seqs, limit: int) -> Seqs:

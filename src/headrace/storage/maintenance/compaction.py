@@ -21,6 +21,7 @@ from headrace.storage.log.file_log import FileLog
 from headrace.storage.maintenance.flush import create_segment_ops, encode_block
 from headrace.storage.native_records import BlockBuilder
 from headrace.storage.segments.segment import FileSegment, FileState, Segment, fits_one_segment
+from headrace.storage.sequence_arrays import search_sorted
 
 if TYPE_CHECKING:
     from headrace.storage.store import Store
@@ -173,8 +174,8 @@ class _CompactionJob:
 
     def _copy_block(self, segment: FileSegment, offset: int, end: int) -> None:
         columns = segment.columns
-        rows = np.searchsorted(columns.offset[: columns.rows], [offset, end])
-        lo, hi = int(rows[0]), int(rows[1])
+        offsets = columns.offset[: columns.rows]
+        lo, hi = search_sorted(offsets, offset), search_sorted(offsets, end)
         if columns.next(self.log.subject_index, None, lo, hi) < 0:
             return
         data, place = segment.read_block(offset)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from headrace.storage.checkpoint_schema import SegmentState
 from headrace.storage.log.log import StreamLog
 from headrace.storage.native_records import BLOCK_HEADER_BYTES
 from headrace.storage.segments.segment import Buffer, FileSegment, Segment
+from headrace.storage.sequence_arrays import search_sorted
 from headrace.storage.snapshot.manifest import TailRecords
 
 PinnedSegment = tuple[FileSegment, SegmentState]
@@ -72,7 +71,7 @@ def _copy_records(log: StreamLog, segment: Segment, low: int, high: int) -> byte
             base_offset, end_row = log.block_offset + BLOCK_HEADER_BYTES, high
         else:
             data, base_offset = segment.read_block_at(offset)
-            end_row = low + int(np.searchsorted(offsets[low:high], segment.find_block_end(offset)))
+            end_row = low + search_sorted(offsets[low:high], segment.find_block_end(offset))
         parts.append(
             memoryview(data)[
                 offset - base_offset : int(offsets[end_row - 1] + sizes[end_row - 1]) - base_offset
