@@ -639,6 +639,24 @@ cdef class SegmentIndex:
         self.check_row(i)
         return self.c_tombstone(i) == 1
 
+    def tombstone_unless_live(self, list sources not None):
+        """Tombstone the rows whose messages are not live in any of the sources, which ascend as the rows do."""
+        cdef Py_ssize_t i, j = 0, number = 0
+        cdef uint64_t seq
+        cdef SegmentIndex source = sources[0] if sources else None
+        for i in range(self.rows):
+            seq = self.c_seq(i)
+            while source is not None:
+                while j < source.rows and source.c_seq(j) < seq:
+                    j += 1
+                if j < source.rows:
+                    break
+                j = 0
+                number += 1
+                source = sources[number] if number < len(sources) else None
+            if source is None or source.c_seq(j) != seq or (source.c_live != NULL and not source.c_live[j]):
+                self.c_tombstone(i)
+
     def tombstone_all(self):
         """Mark every row as dead."""
         self.live = np.zeros(self.cap if self.cap > 0 else self.rows, np.uint8)

@@ -380,6 +380,13 @@ class SegmentIndex:
         self.alive_bytes -= int(self.size[i])
         return True
 
+    def tombstone_unless_live(self, sources: list[SegmentIndex]) -> None:
+        """Tombstone the rows whose messages are not live in any of the sources, which ascend as the rows do."""
+        alive = {source.seq(row) for source in sources for row in range(source.rows) if source.is_live(row)}
+        for row in range(self.rows):
+            if self.seq(row) not in alive:
+                self.tombstone(row)
+
     def tombstone_all(self) -> None:
         """Mark every row as dead."""
         self.live = np.zeros(max(self._capacity, self.rows), np.uint8)

@@ -14,7 +14,7 @@ from headrace.code_probes import sometimes
 from headrace.errors import RequestError
 from headrace.jetstream_api import times
 from headrace.jetstream_api.errors import ApiError
-from headrace.storage.sequence_arrays import NO_SEQS, Seqs
+from headrace.storage.sequence_arrays import NO_SEQS, Seqs, sort_unique
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer_context import ConsumerContext
@@ -74,7 +74,7 @@ def _find_remaining(consumer: ConsumerContext, target: int) -> Seqs:
     if not len(ack_state.last_per_subject_queue):
         return NO_SEQS
     pending = np.fromiter(ack_state.pending, dtype=np.uint64, count=len(ack_state.pending))
-    found: Seqs = np.union1d(pending, ack_state.last_per_subject_queue)
+    found: Seqs = sort_unique(np.concatenate((pending, ack_state.last_per_subject_queue)))
     return found[found >= target]
 
 

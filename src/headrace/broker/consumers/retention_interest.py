@@ -46,5 +46,7 @@ def tracked_among(ack_state: AckState, seqs: Seqs | Sequence[int]) -> list[int]:
     """Return which of these messages the consumer still tracks."""
     if len(seqs) > 4 * (len(ack_state.pending) + len(ack_state.delivery_counts)):
         tracked = np.array(sorted({*ack_state.pending, *ack_state.delivery_counts}), dtype=np.uint64)
-        return [int(seq) for seq in np.intersect1d(tracked, np.asarray(seqs, dtype=np.uint64))]
+        is_among = np.isin(tracked, np.asarray(seqs, dtype=np.uint64), assume_unique=True)
+        found: list[int] = tracked[is_among].tolist()
+        return found
     return [seq for seq in map(int, seqs) if seq in ack_state.pending or seq in ack_state.delivery_counts]

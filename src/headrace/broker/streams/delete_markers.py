@@ -6,6 +6,7 @@ metadata asks for it (`headrace.markers: purge,remove`), because nats-server nev
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from headrace.code_probes import sometimes
@@ -64,6 +65,7 @@ def remove_all_with_markers(stream: StreamContext, seqs: np.ndarray, reason: str
     return sum(remove_with_marker(stream, seq, reason) for seq in seqs.tolist())
 
 
+@lru_cache(maxsize=64)
 def _make_header(ttl_s: int, reason: str) -> bytes:
     lines = [
         (REASON, reason.encode()),

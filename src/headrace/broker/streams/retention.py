@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from headrace.broker.timers import TimerHandle
 
 _LOOKAHEAD = 1024
-#: So many messages are removed at a time, so that no client waits long; with markers each costs far more.
-_SLICE = 16_384
-_MARKED_SLICE = 256
-#: So many of the oldest messages are removed at a time, which costs least.
-_PREFIX_SLICE = 65_536
-#: So many rows are searched at a time for messages beyond the limit per subject.
-_SEARCH_ROWS = 65_536
+#: Maximum number of messages that one slice removes, so that no client waits long; with markers each costs far more.
+#: A turn of the event loop may contain several slices: a sweep, a commit and requests each do one.
+_SLICE = 8_192
+_MARKED_SLICE = 64
+#: Maximum number of the oldest messages that one slice removes, which costs least.
+_PREFIX_SLICE = 32_768
+#: Maximum number of rows that one slice searches for messages beyond the limit per subject.
+_SEARCH_ROWS = 8_192
 #: Sweeps run on a grid of 100 ms: never early, and well within the promised 250 ms.
 _GRID_NS = 100_000_000
 _NO_DEADLINE = 1 << 63

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.storage.sequence_arrays import sort_unique
+
 if TYPE_CHECKING:
     from headrace.storage import StreamLog
 
@@ -109,7 +111,7 @@ class TtlIndex:
             del self._runs[run]
         in_window = np.flatnonzero(~after_window)
         keys = deadlines[in_window] >> np.uint64(_BUCKET_BITS)
-        for key in np.unique(keys):
+        for key in sort_unique(keys):
             rows = in_window[keys == key]
             bucket = self._buckets.setdefault(int(key), array("Q"))
             bucket.frombytes(np.column_stack((deadlines[rows], seqs[rows])).tobytes())

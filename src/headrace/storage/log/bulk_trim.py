@@ -22,21 +22,18 @@ def find_over_subject_limit(log: LogIndex, limit: int, first_seq: int, rows_max:
     Returns their sequences and where to continue; 0 if nothing is left.
     """
     counts = log.subject_index.counts
-    excess = np.where(counts > limit, counts.astype(np.int64) - limit, 0)
-    if not excess.any():
-        return NO_SEQS, 0
     for segment in log.iter_segments_from(max(first_seq, log.first_seq)):
         columns = segment.columns
         lo = columns.lower_bound(first_seq)
         hi = min(lo + rows_max, columns.rows)
         if lo >= hi:
             continue
-        over = excess[columns.subject[lo:hi]] > 0
+        over = counts[columns.subject[lo:hi]] > limit
         if columns.live is not None:
             over &= columns.live[lo:hi] != 0
         rows = np.flatnonzero(over) + lo
         subjects = columns.subject[rows]
-        rows = rows[_rank_within(subjects) < excess[subjects]]
+        rows = rows[_rank_within(subjects) < counts[subjects].astype(np.int64) - limit]
         return _get_seqs(columns, rows), columns.seq(hi - 1) + 1
     return NO_SEQS, 0
 

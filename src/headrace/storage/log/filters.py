@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.protocol import subjects as syntax
 from headrace.storage.native_records import Array, SubjectIndex
+from headrace.storage.sequence_arrays import sort_unique
 
 _BULK_MIN = (
     32  # from this many new subjects on, one pass per filter is cheaper than one trie walk per subject
@@ -115,13 +116,13 @@ class FilterTable:
                 found.append(np.array([sid] if sid >= start else [], np.uint32))
             else:
                 found.append(self._subjects.match(pattern, start))
-        return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
+        return found[0] if len(found) == 1 else sort_unique(np.concatenate(found))
 
     def _add_to_classes(self, sids: Array, ident: int) -> None:
         """Add a filter to the classes of these subjects."""
         classes = self._subjects.classes
         old = classes[sids]
-        for one in np.unique(old).tolist():
+        for one in sort_unique(old).tolist():
             classes[sids[old == one]] = self._get_or_create_class((*self._classes[one], ident))
 
     def _get_or_create_class(self, idents: tuple[int, ...]) -> int:

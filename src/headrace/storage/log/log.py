@@ -16,7 +16,7 @@ from headrace.errors import CorruptData, StoreError
 from headrace.storage.log.log_index import LogIndex
 from headrace.storage.native_records import BLOCK_HEADER_BYTES, Array, OpenFrame, RecordBlock, decode_record
 from headrace.storage.segments.segment import Buffer, Segment
-from headrace.storage.sequence_arrays import search_sorted
+from headrace.storage.sequence_arrays import search_sorted, sort_unique
 
 ROWS_PER_DEAD_SUBJECT = 64  # rows scanned for each dead subject that is dropped, at most
 SHORT_RUN_MAX = 64  # shorter removals are replayed one by one, in the compiled core
@@ -134,7 +134,9 @@ class StreamLog(LogIndex):
 
     def remove_many(self, seqs: Iterable[int] | Array) -> int:
         remaining = seqs if isinstance(seqs, np.ndarray) else np.fromiter(seqs, np.uint64)
-        remaining = np.unique(remaining.astype(np.uint64, copy=False))
+        remaining = remaining.astype(np.uint64, copy=False)
+        if np.any(remaining[1:] <= remaining[:-1]):
+            remaining = sort_unique(remaining)
         remaining = remaining[np.searchsorted(remaining, np.uint64(self.first_seq)) :]
         removed = 0
         while len(remaining):

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from headrace.code_probes import sometimes
 from headrace.errors import CorruptData
 from headrace.storage.io.disk import Op
@@ -27,7 +25,8 @@ if TYPE_CHECKING:
     from headrace.storage.store import Store
 
 LARGER_FACTOR = 4  # a neighbour larger by this factor is copied only if it is sparse itself
-BLOCKS_PER_STEP = 8  # read on the core's thread in one step
+#: Number of blocks that one step copies on the event loop; a block takes about a millisecond.
+BLOCKS_PER_STEP = 2
 
 
 class Compactor:
@@ -238,10 +237,8 @@ class _CompactionJob:
 
     def _tombstone_removed(self, old: list[Segment]) -> None:
         """Mark rows that died since they were copied as dead in the copy."""
-        table, columns = self.log.subject_index, self._target.columns
-        parts = [segment.columns.seqs(table, None, 0, segment.columns.rows) for segment in old]
-        alive = np.concatenate(parts)
-        copied = columns.seqs(table, None, 0, columns.rows)
-        for row in np.flatnonzero(~np.isin(copied, alive, assume_unique=True)).tolist():
+        columns = self._target.columns
+        copied = columns.alive
+        columns.tombstone_unless_live([segment.columns for segment in old])
+        if columns.alive < copied:
             sometimes("a message is removed while it is compacted")
-            columns.tombstone(row)
