@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from headrace.broker.commit.group_commit import GroupCommit
-from headrace.broker.consumers import ack_state, consumer, consumer_set
+from headrace.broker.consumers import ack_state, consumer, consumer_set, interest_sweep
 from headrace.broker.consumers.retention_interest import still_needed_mask
 from headrace.broker.routing import permissions
 from headrace.broker.sourcing import upstream_receiver
@@ -230,7 +230,7 @@ def a_queue_looked_through_at_a_restart(patch: Patch) -> None:
 
 
 def one_reader_done_is_enough(patch: Patch) -> None:
-    patch(consumer_set.ConsumerSet, "_removable", lambda old: lambda self, seqs: seqs)
+    patch(interest_sweep.InterestSweep, "_find_unneeded", lambda old: lambda self, seqs, recheck: seqs)
 
 
 def a_schedule_ends_in_a_later_frame(patch: Patch) -> None:

@@ -6,7 +6,7 @@ none of them depends on the modules that put all of them together. See ADR 18.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.broker.commit.jetstream_context import JetStreamContext
@@ -68,13 +68,13 @@ class ConsumerSetContext(Protocol):
     def stop_waiting(self, consumer: Any) -> None:
         """Undo `wait_for_messages`."""
 
-    def rebuild_filters(self) -> None:
+    def on_filters_changed(self, consumer: Any, old_filters: Sequence[bytes]) -> None:
         """Apply changed filters."""
 
     def recheck_interest(self, subject_filter: Filter | None = None) -> None:
         """Check again for messages that no consumer needs."""
 
-    def remove_acked(self) -> None:
+    def remove_acked(self) -> bool:
         """Remove messages that no consumer needs."""
 
 

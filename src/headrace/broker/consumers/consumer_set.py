@@ -1,6 +1,6 @@
-"""The consumers of one stream: which want a new message, and which messages no consumer needs any more.
+"""The consumers of one stream, and which of them want a new message.
 
-Owns the index from subjects to consumers and the queue of acknowledged messages that may have to be removed. An idle
+Owns the consumers and the index from subjects to them; what no consumer needs any more, `InterestSweep` removes. An idle
 consumer costs nothing at a commit: only consumers waiting for messages are checked, and of those with filters only the
 ones whose filter matches a subject of the new messages.
 """
@@ -8,7 +8,7 @@ ones whose filter matches a subject of the new messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,18 +17,16 @@ from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.consumer import Consumer
 from headrace.broker.consumers.consumer_storage import load_consumers
 from headrace.broker.consumers.deliver_policy import make_initial_state
-from headrace.broker.consumers.retention_interest import still_needed_mask
-from headrace.broker.routing.subscription_trie import TrieNode, descend
+from headrace.broker.consumers.filter_index import FilterIndex
+from headrace.broker.consumers.interest_sweep import InterestSweep
+from headrace.code_probes import sometimes
 from headrace.jetstream_api import advisories as events
 from headrace.jetstream_api.configs import ConsumerConfig
-from headrace.protocol import subjects
 from headrace.storage import Filter
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer_context import ConsumerStream
-    from headrace.storage.sequence_arrays import Seqs
 
-CACHE_MAX = 16_384
 #: Up to this many waiting consumers with filters, it is cheaper to try each than to look at the new subjects.
 FEW_WAITING = 8
 VIEW_BYTES = 256 * 1024
@@ -36,64 +34,16 @@ VIEW_BYTES = 256 * 1024
 CLOSED_AT_ONCE = 32
 
 
-class FilterIndex:
-    """Index from subjects to consumers: literal filters by name, patterns in a trie, results cached."""
-
-    __slots__ = ("_cache", "_literals", "_root", "_unfiltered")
-
-    def __init__(self) -> None:
-        self.rebuild([])
-
-    def rebuild(self, consumers: list[Consumer]) -> None:
-        """Rebuild the index after consumers were removed or changed their filters."""
-        self._cache: dict[bytes, tuple[Consumer, ...]] = {}
-        self._literals: dict[bytes, list[Consumer]] = {}
-        self._unfiltered: list[Consumer] = []
-        self._root = TrieNode()
-        for consumer in consumers:
-            self.add(consumer)
-
-    def add(self, consumer: Consumer) -> None:
-        """Add a consumer."""
-        self._cache.clear()
-        if not consumer.filters:
-            self._unfiltered.append(consumer)
-        for pattern in consumer.filters:
-            if subjects.is_literal(pattern):
-                self._literals.setdefault(pattern, []).append(consumer)
-            else:
-                self._root.get_or_create_entries(pattern).append(consumer)
-
-    def find_matching(self, subject: bytes) -> tuple[Consumer, ...]:
-        """Return the consumers whose filter matches a subject."""
-        found = self._cache.get(subject)
-        if found is None:
-            if len(self._cache) >= CACHE_MAX:
-                self._cache.clear()
-            found = self._cache[subject] = self._match(subject)
-        return found
-
-    def _match(self, subject: bytes) -> tuple[Consumer, ...]:
-        found: list[Any] = [*self._unfiltered, *self._literals.get(subject, ())]
-        frontier = [self._root]
-        for token in subjects.tokens(subject):
-            frontier = descend(frontier, token, found)
-        for node in frontier:
-            found += node.entries
-        return tuple(dict.fromkeys(found))
-
-
 class ConsumerSet:
     """The consumers of one stream; `stream.consumers` are those that clients see, `internal` ones only serve copies."""
 
     __slots__ = (
-        "_acked_seqs",
         "_closed",
         "_dirty",
         "_filter_index",
+        "_interest_sweep",
         "_last_committed_seq",
         "_log",
-        "_needs_recheck",
         "_stream",
         "_visible",
         "_waiting_filtered",
@@ -113,11 +63,10 @@ class ConsumerSet:
         self._waiting_filtered: dict[Consumer, None] = {}
         self._waiting_unfiltered: dict[Consumer, None] = {}
         self._with_pending: dict[Consumer, None] = {}
-        self._acked_seqs: list[int] = []
         self._closed: list[Consumer] = []
-        self._needs_recheck = False  # the consumer that marked them may still need some
         self._dirty: dict[Consumer, None] = {}
         self._last_committed_seq = self._log.committed_seq
+        self._interest_sweep = InterestSweep(stream, self, self._filter_index)
 
     def __iter__(self) -> Iterator[Consumer]:
         yield from self._visible.values()
@@ -131,7 +80,7 @@ class ConsumerSet:
         by_name = self.internal if consumer.config.direct else self._visible
         by_name[consumer.name] = consumer
         self.track_pending(consumer)
-        self._filter_index.add(consumer)
+        self._filter_index.add(consumer, consumer.filters)
 
     def create(self, name: str, config: ConsumerConfig) -> Consumer:
         """Create a consumer from a validated configuration."""
@@ -153,10 +102,9 @@ class ConsumerSet:
         consumer.close()
         consumer.delete_stored()
         self._remove(consumer)
-        self.rebuild_filters()
         stream.mark_dirty()
         if stream.config.retention == "interest":
-            self.recheck_interest(consumer.filter)
+            self._interest_sweep.recheck(consumer.filter)
 
     def iter_close(self) -> Iterator[None]:
         """Stop all consumers, some at a time: their stream is being deleted."""
@@ -167,7 +115,6 @@ class ConsumerSet:
             self._remove(consumer)
             if number % CLOSED_AT_ONCE == 0:
                 yield
-        self.rebuild_filters()
 
     def delete_stored(self) -> None:
         """Delete what is stored of the consumers that `iter_close` stopped, all in one frame."""
@@ -191,19 +138,26 @@ class ConsumerSet:
         for consumer in self:
             consumer.recover()
             consumer.open()
+        config = self._stream.config
+        if config.retention == "interest" and next(iter(self), None) is not None:
+            sometimes("acked messages searched at startup")
+            self._interest_sweep.recheck()
+            self._interest_sweep.run_all()
 
     def _remove(self, consumer: Consumer) -> None:
         self._visible.pop(consumer.name, None)
         self.internal.pop(consumer.name, None)
         self.stop_waiting(consumer)
+        self._filter_index.remove(consumer, consumer.filters)
         self._dirty.pop(consumer, None)
         self._with_pending.pop(consumer, None)
         jetstream = self._stream.jetstream
         jetstream.ended += 1
 
-    def rebuild_filters(self) -> None:
-        """Rebuild the index after a consumer was removed or changed its filters."""
-        self._filter_index.rebuild(list(self))
+    def on_filters_changed(self, consumer: Consumer, old_filters: Sequence[bytes]) -> None:
+        """Update the index after a consumer changed its filters."""
+        self._filter_index.remove(consumer, old_filters)
+        self._filter_index.add(consumer, consumer.filters)
 
     def has_interest(self, subject: bytes) -> bool:
         """Whether the filter of any consumer matches a subject."""
@@ -259,42 +213,19 @@ class ConsumerSet:
 
     def mark_acked(self, seqs: list[int], *, recheck: bool = False) -> None:
         """Mark messages that a consumer no longer needs; without other consumers they are removed with the frame."""
-        self._needs_recheck = self._needs_recheck or recheck
-        self._acked_seqs += seqs
-        self._stream.mark_dirty()
+        self._interest_sweep.mark_acked(seqs, recheck=recheck)
 
     def recheck_interest(self, subject_filter: Filter | None = None) -> None:
-        """Check again which messages are still needed, of those that match the filter of a consumer."""
-        log = self._log
-        if not any(True for _ in self):
-            self._acked_seqs.clear()
-            log.remove_below(log.last_seq + 1)
-            self._stream.mark_dirty()
-        elif log.messages:
-            self.mark_acked(log.find_seqs(subject_filter, log.first_seq, log.last_seq).tolist(), recheck=True)
+        """Look again at which messages are still needed, of those that match the filter of a consumer."""
+        self._interest_sweep.recheck(subject_filter)
 
-    def remove_acked(self) -> None:
-        """Remove messages that no consumer needs, before the frame closes or anything is shown."""
-        if self._acked_seqs:
-            seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
-            self._acked_seqs.clear()
-            to_remove = self._removable(seqs)
-            if len(to_remove):
-                self._log.remove_many(to_remove)
+    def remove_acked(self) -> bool:
+        """Remove messages that no consumer needs, before the frame closes or anything is shown.
 
-    def _removable(self, seqs: Seqs) -> Seqs:
-        consumers = list(self)
-        recheck, self._needs_recheck = self._needs_recheck, False
-        single_consumer = len(consumers) == 1
-        config = self._stream.config
-        if config.retention == "workqueue" and not any(each.config.sourcing for each in consumers):
-            single_consumer = True
-        if single_consumer and not recheck and not any(each.ack_state.delivery_counts for each in consumers):
-            return seqs
-        for consumer in consumers:
-            if len(seqs):
-                seqs = seqs[~still_needed_mask(consumer, seqs)]
-        return seqs
+        Returns whether there are more to look at, after a consumer was deleted or changed.
+        """
+        self._interest_sweep.run()
+        return self._interest_sweep.has_backlog
 
     def on_messages_removed(self, seqs: np.ndarray | Sequence[int]) -> None:
         """Notify consumers of messages that left the stream, acknowledged or not."""

@@ -19,18 +19,30 @@ SPARSE_GAP = 64
 
 
 def still_needed_mask(consumer: ConsumerContext, seqs: Seqs) -> npt.NDArray[np.bool_]:
-    """Return which messages must stay: not delivered yet, pending, or past max_deliver."""
-    ack_state = consumer.ack_state
-    pending, delivery_counts = ack_state.pending, ack_state.delivery_counts
-    last_per_subject = set(ack_state.last_per_subject_queue.tolist())
-    start = ack_state.resume_seq + 1 if last_per_subject else ack_state.next_seq
-    needed = [
-        seq >= start or seq in pending or seq in delivery_counts or seq in last_per_subject
-        for seq in seqs.tolist()
-    ]
-    mask = np.array(needed, dtype=bool)
+    """Return which messages must stay for a consumer."""
+    mask = find_needed(consumer.ack_state, seqs)
     if consumer.filter is not None and mask.any():
         mask &= _filter_mask(consumer, seqs)
+    return mask
+
+
+def find_needed(ack_state: AckState, seqs: Seqs) -> npt.NDArray[np.bool_]:
+    """Return which messages, all of which match the consumer's filter, must stay.
+
+    Those are not delivered yet, pending, or past max_deliver.
+    """
+    pending, delivery_counts, queue = (
+        ack_state.pending,
+        ack_state.delivery_counts,
+        ack_state.last_per_subject_queue,
+    )
+    mask = seqs >= np.uint64(ack_state.resume_seq + 1 if len(queue) else ack_state.next_seq)
+    if len(queue):
+        mask |= queue[np.minimum(queue.searchsorted(seqs), len(queue) - 1)] == seqs
+    if pending or delivery_counts:
+        for index in np.flatnonzero(~mask).tolist():
+            seq = int(seqs[index])
+            mask[index] = seq in pending or seq in delivery_counts
     return mask
 
 

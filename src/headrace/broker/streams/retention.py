@@ -137,7 +137,8 @@ class Retention:
 
     def apply_limits(self) -> None:
         """Remove acknowledged messages, and the oldest ones beyond the limits, at most a slice of them."""
-        self._consumer_set.remove_acked()
+        if self._consumer_set.remove_acked():
+            self._schedule_sweep()
         log = self._log  # the checks of `is_over_limit`, inline: this runs for every direct get
         if 0 < self._messages_max < log.messages or 0 < self._bytes_max < log.bytes or self._subject_trim_seq:
             self._apply_slice()
@@ -239,7 +240,10 @@ class Retention:
         if self.is_over_limit():
             self._apply_slice()
             self._stream.mark_dirty()
-        if self._next_expiry_ns <= now_ns or self.is_over_limit():
+        has_unneeded = self._consumer_set.remove_acked()
+        if has_unneeded:
+            self._stream.mark_dirty()
+        if has_unneeded or self._next_expiry_ns <= now_ns or self.is_over_limit():
             self._schedule_sweep()
         else:
             self._arm_timer()

@@ -58,8 +58,8 @@ class InterestContext(Protocol):
     def has_interest(self, subject: bytes) -> bool:
         """Return whether the filter of any consumer matches a subject."""
 
-    def remove_acked(self) -> None:
-        """Remove messages that no consumer needs."""
+    def remove_acked(self) -> bool:
+        """Remove messages that no consumer needs; return whether there are more to look at."""
 
     def on_purge(self) -> None:
         """Move consumers past messages that were purged."""

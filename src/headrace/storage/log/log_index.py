@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headrace.storage.log.filters import Filter, FilterTable
-from headrace.storage.log.row_lookup import find_gaps, find_rows
+from headrace.storage.log.row_lookup import find_gaps, find_live_rows, find_rows
 from headrace.storage.native_records import (
     BOUND_ONLY_BIT,
     Array,
@@ -313,23 +313,19 @@ class LogIndex(LogWriter):
             return seqs
         if not self.num_deleted and seqs[0] >= self.first_seq and seqs[-1] <= self.last_seq:
             return seqs
-        found = []
-        for segment in self.iter_segments_from(int(seqs[0])):
-            columns = segment.columns
-            if not columns.rows or columns.base > seqs[-1]:
+        return self.get_subject_ids(seqs)[0]
+
+    def get_subject_ids(self, seqs: Array) -> tuple[Array, Array]:
+        """Return those of ascending sequences that have a message, and the ids of their subjects."""
+        found: list[Array] = [_NO_SEQS]
+        subject_ids: list[Array] = [np.empty(0, np.uint32)]
+        for segment in self.iter_segments_from(int(seqs[0])) if len(seqs) else ():
+            if segment.columns.base > seqs[-1]:
                 break
-            last = columns.seq(columns.rows - 1)
-            lo, hi = np.searchsorted(seqs, np.array([columns.base, last + 1], np.uint64))
-            part = seqs[lo:hi]
-            rows = find_rows(columns, part)
-            is_live = rows < columns.rows
-            rows[~is_live] = 0
-            if columns.delta is not None:
-                is_live &= columns.delta[rows] == part - np.uint64(columns.base)
-            if columns.live is not None:
-                is_live &= columns.live[rows] != 0
-            found.append(part[is_live])
-        return np.concatenate(found) if found else _NO_SEQS
+            live, rows = find_live_rows(segment.columns, seqs)
+            found.append(live)
+            subject_ids.append(segment.columns.subject[rows])
+        return np.concatenate(found), np.concatenate(subject_ids)
 
     def find_times_and_ttls(self, lo: int, hi: int) -> tuple[Array, Array, Array]:
         """Return sequence, time and TTL of the live messages from `lo` to `hi`, both included, ascending."""

@@ -21,6 +21,23 @@ def find_rows(columns: SegmentIndex, seqs: Seqs) -> npt.NDArray[np.intp]:
     return rows
 
 
+def find_live_rows(columns: SegmentIndex, seqs: Seqs) -> tuple[Seqs, npt.NDArray[np.intp]]:
+    """Return those of ascending sequences that have a message in these columns, and their rows."""
+    if not columns.rows:
+        return NO_SEQS, np.empty(0, np.intp)
+    last = columns.seq(columns.rows - 1)
+    lo, hi = np.searchsorted(seqs, np.array([columns.base, last + 1], np.uint64))
+    part = seqs[lo:hi]
+    rows = find_rows(columns, part)
+    is_live = rows < columns.rows
+    rows[~is_live] = 0
+    if columns.delta is not None:
+        is_live &= columns.delta[rows] == part - np.uint64(columns.base)
+    if columns.live is not None:
+        is_live &= columns.live[rows] != 0
+    return part[is_live], rows[is_live]
+
+
 def find_gaps(seqs: Seqs, limit: int) -> Seqs:
     """Return the numbers between ascending sequences that are not among them, at most `limit`."""
     missing = np.diff(seqs) - np.uint64(1)

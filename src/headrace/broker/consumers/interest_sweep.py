@@ -1,0 +1,161 @@
+"""Removes messages that no consumer needs, from streams with interest or work-queue retention.
+
+Owns the queue of acknowledged messages, and where to look again for unneeded ones after a consumer was deleted, reset or
+changed. Acknowledged messages are removed with the frame that stores their acks; looking again works in slices, because
+it may concern all messages of the stream. A crash between two slices loses nothing: at the next start everything is
+looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.broker.consumers.retention_interest import find_needed, still_needed_mask
+from headrace.storage import Filter
+from headrace.storage.sequence_arrays import Seqs
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerStream
+    from headrace.broker.consumers.filter_index import FilterIndex
+
+#: Up to this many consumers, it is cheaper to ask each of them than to look for those whose filters match.
+FEW_CONSUMERS = 8
+#: Maximum number of sequences that one slice looks at again.
+_SLICE_SEQS = 16_384
+#: Maximum number of messages times consumers that one slice compares.
+_SLICE_COMPARISONS = 262_144
+_SLICE_SEQS_MIN = 64
+
+
+class InterestSweep:
+    """Finds and removes unneeded messages of one stream; `consumers` are all of its consumers."""
+
+    __slots__ = (
+        "_acked_seqs",
+        "_consumers",
+        "_filter_index",
+        "_log",
+        "_needs_recheck",
+        "_next_seqs",
+        "_stream",
+    )
+
+    def __init__(
+        self, stream: ConsumerStream, consumers: Iterable[Consumer], filter_index: FilterIndex
+    ) -> None:
+        self._stream = stream
+        self._log = stream.log
+        self._consumers = consumers
+        self._filter_index = filter_index
+        self._acked_seqs: list[int] = []
+        self._needs_recheck = False  # the consumer that marked them may still need some
+        #: Filter of messages to look at again (None: all) -> the next sequence to look at.
+        self._next_seqs: dict[Filter | None, int] = {}
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether there are more messages to look at again."""
+        return bool(self._next_seqs)
+
+    def mark_acked(self, seqs: list[int], *, recheck: bool = False) -> None:
+        """Mark messages that a consumer no longer needs; without other consumers they are removed with the frame."""
+        self._needs_recheck = self._needs_recheck or recheck
+        self._acked_seqs += seqs
+        self._stream.mark_dirty()
+
+    def recheck(self, subject_filter: Filter | None = None) -> None:
+        """Look again at the messages that match the filter of a consumer, which is gone or has changed."""
+        log = self._log
+        if next(iter(self._consumers), None) is None:
+            self._acked_seqs.clear()
+            self._next_seqs.clear()
+            log.remove_below(log.last_seq + 1)
+        elif log.messages:
+            if subject_filter is None:
+                self._next_seqs.clear()
+            if None in self._next_seqs:
+                subject_filter = None
+            self._next_seqs[subject_filter] = log.first_seq
+        self._stream.mark_dirty()
+
+    def run(self) -> None:
+        """Remove what was acknowledged and is not needed, and one slice of what has to be looked at again."""
+        if self._acked_seqs:
+            seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
+            self._acked_seqs.clear()
+            recheck, self._needs_recheck = self._needs_recheck, False
+            self._remove(self._find_unneeded(seqs, recheck=recheck))
+        if self._next_seqs:
+            self._remove(self._find_unneeded(self._take_slice(), recheck=True))
+
+    def run_all(self) -> None:
+        """Remove everything that is not needed, before the stream is served."""
+        self.run()
+        while self._next_seqs:
+            self.run()
+
+    def _remove(self, seqs: Seqs) -> None:
+        if len(seqs):
+            self._log.remove_many(seqs)
+
+    def _take_slice(self) -> Seqs:
+        """Return the next messages to look at again."""
+        log = self._log
+        subject_filter, start = next(iter(self._next_seqs.items()))
+        start = max(start, log.first_seq)
+        end = start + _SLICE_SEQS - 1
+        seqs = log.find_seqs(subject_filter, start, min(end, log.last_seq))
+        fitting = max(_SLICE_COMPARISONS // max(sum(1 for _ in self._consumers), 1), _SLICE_SEQS_MIN)
+        if len(seqs) > fitting:
+            seqs = seqs[:fitting]
+            end = int(seqs[-1])
+        if end >= log.last_seq:
+            del self._next_seqs[subject_filter]
+        else:
+            self._next_seqs[subject_filter] = end + 1
+        return seqs
+
+    def _find_unneeded(self, seqs: Seqs, *, recheck: bool) -> Seqs:
+        consumers = list(self._consumers)
+        config = self._stream.config
+        asks_one = len(consumers) == 1 or (
+            config.retention == "workqueue" and not any(each.config.sourcing for each in consumers)
+        )
+        if asks_one and not recheck and not any(each.ack_state.delivery_counts for each in consumers):
+            return seqs
+        if len(consumers) > FEW_CONSUMERS:
+            return self._find_unneeded_by_subject(seqs)
+        for consumer in consumers:
+            if len(seqs):
+                seqs = seqs[~still_needed_mask(consumer, seqs)]
+        return seqs
+
+    def _find_unneeded_by_subject(self, seqs: Seqs) -> Seqs:
+        """Ask only the consumers whose filters match the subjects of the messages."""
+        log, find_matching = self._log, self._filter_index.find_matching
+        seqs, subject_ids = log.get_subject_ids(seqs)
+        concerned: dict[Consumer, list[np.ndarray]] = {}
+        for subject_id, indexes in _group_equal(subject_ids):
+            for consumer in find_matching(log.subject_index.name(subject_id)):
+                concerned.setdefault(consumer, []).append(indexes)
+        needed = np.zeros(len(seqs), bool)
+        for consumer, parts in concerned.items():
+            indexes = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            indexes = indexes[~needed[indexes]]
+            if len(indexes):
+                needed[indexes] = find_needed(consumer.ack_state, seqs[indexes])
+        return seqs[~needed]
+
+
+def _group_equal(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each distinct value and its indexes."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(ordered) else order
+    for start, end in pairwise([*starts.tolist(), len(ordered)]):
+        yield int(ordered[start]), order[start:end]
