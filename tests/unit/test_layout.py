@@ -57,7 +57,8 @@ INSIDE: dict[str, list[str]] = {
     ],
     "net": [
         "logs",
-        "loop_watchdog info timer_wheel tls_channel tls_context pid_files timer_driver virtual_time password_verifier",
+        "loop_watchdog offloop info timer_wheel tls_channel tls_context pid_files timer_driver virtual_time",
+        "password_verifier",
         "listener_profile write_scheduler jetstream_setup",
         "client_connection account_setup",
         "connection_registry client_backpressure reload",

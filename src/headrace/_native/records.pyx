@@ -300,18 +300,20 @@ cdef class SubjectIndex:
             raise IndexError(sid)
         return PyBytes_FromStringAndSize(self.arena + self.ends[sid], self.ends[sid + 1] - self.ends[sid])
 
-    def match(self, bytes pattern not None, Py_ssize_t start=0):
-        """Return the ids from `start` on whose subjects match a pattern with wildcards, as an array of u32."""
+    def match(self, bytes pattern not None, Py_ssize_t start=0, Py_ssize_t end=-1):
+        """Return the ids from `start` to `end` (-1: all) whose subjects match a pattern with wildcards, as u32."""
         cdef Py_ssize_t i, found = 0, sl, pl = PyBytes_GET_SIZE(pattern), literal = 0
         cdef const char *p = PyBytes_AS_STRING(pattern)
         cdef const char *s
         if start < 0:
             raise IndexError(start)
+        if end < 0 or end > self.n:
+            end = self.n
         while literal < pl and p[literal] != 42 and p[literal] != 62:  # `*`, `>`
             literal += 1
-        out = np.empty(max(self.n - start, 0), np.uint32)
+        out = np.empty(max(end - start, 0), np.uint32)
         cdef uint32_t *o = p32(out)
-        for i in range(start, self.n):
+        for i in range(start, end):
             s = self.arena + self.ends[i]
             sl = self.ends[i + 1] - self.ends[i]
             if sl >= literal and memcmp(s, p, literal) == 0 and matches_pattern(p, pl, s, sl):

@@ -132,13 +132,12 @@ class SubjectIndex:
             raise IndexError(sid)
         return self._names[sid]
 
-    def match(self, pattern: bytes, start: int = 0) -> Array:
+    def match(self, pattern: bytes, start: int = 0, end: int = -1) -> Array:
         if start < 0:
             raise IndexError(start)
+        ids = range(start, len(self) if end < 0 else min(end, len(self)))
         tokens = pattern.split(b".")
-        matches_pattern = [
-            sid for sid in range(start, len(self)) if _matches_pattern(tokens, self._names[sid])
-        ]
+        matches_pattern = [sid for sid in ids if _matches_pattern(tokens, self._names[sid])]
         return np.array(matches_pattern, np.uint32)
 
     def dump(self, lo: int, hi: int) -> bytes:

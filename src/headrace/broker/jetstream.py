@@ -6,7 +6,7 @@ frame as what it creates or changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -79,15 +79,15 @@ class AccountJetStream:
         settings: JetStreamSettings,
         server_quota: ServerQuota | None = None,
     ) -> None:
-        self.router = router
-        self.store = store
+        self.router, self.store = router, store
         self.timers = timers
         self.server_name, self.account, self.domain = settings.server_name, settings.account, settings.domain
         self.reject_unknown_fields = settings.reject_unknown_fields
         self.pending_max = settings.pending_max
         self.flow_bytes = settings.flow_bytes
         self.limits = settings.limits
-        self.call_soon, self.run_operation = call_soon, settings.run_operation
+        self.call_soon = call_soon
+        self.run_operation, self.run_off_loop = settings.run_operation, settings.run_off_loop
         self.group_commit = GroupCommit(store, router, call_soon, IdleTimer(store, timers).start)
         self.disk_backpressure = DiskBackpressure(store, timers)
         self.advisories = Advisories(self)
@@ -159,22 +159,24 @@ class AccountJetStream:
         """Return the configuration of every stream."""
         return {name: stream.config for name, stream in self.streams.items()}
 
-    def create_stream(self, config: StreamConfig) -> Stream:
-        """Create a stream from a validated configuration."""
+    def iter_create_stream(self, config: StreamConfig) -> Generator[None, None, Stream]:
+        """Create a stream from a validated configuration; it subscribes to its subjects in slices."""
         if config.name in self.restores:
             raise ApiError.STREAM_NAME_EXIST()
         log = self.store.create(
             config.name, memory=config.storage == "memory", first_seq=max(config.first_seq, 1)
         )
-        return self.register_stream(config, log)
+        stream = self._add_stream(config, log)
+        self._persist_config(stream)
+        yield from self._iter_subscribe(stream)
+        stream.sourcing.configure(config)
+        return stream
 
     def register_stream(
         self, config: StreamConfig, log: StreamLog, restore_state: Callable[[Stream], None] | None = None
     ) -> Stream:
         """Create the stream of a log; `restore_state` applies its state from a backup before it is visible."""
-        stream = Stream(self, config, self.now_ns(), log)
-        self.streams[config.name] = stream
-        self.storage_usage.invalidate()
+        stream = self._add_stream(config, log)
         if restore_state is not None:
             restore_state(stream)
         self._persist_config(stream)
@@ -185,6 +187,11 @@ class AccountJetStream:
         stream.sourcing.configure(config)
         return stream
 
+    def _add_stream(self, config: StreamConfig, log: StreamLog) -> Stream:
+        stream = self.streams[config.name] = Stream(self, config, self.now_ns(), log)
+        self.storage_usage.invalidate()
+        return stream
+
     def iter_update_stream(self, stream: Stream, config: StreamConfig) -> Iterator[None]:
         """Apply a new, validated configuration to a stream and persist it; lower limits take effect in slices."""
         stream.retention.enforce()  # messages that expired under the old configuration are removed
@@ -193,7 +200,7 @@ class AccountJetStream:
         if kept_without_interest and config.retention == "interest":
             stream.consumer_set.recheck_interest()
         self._persist_config(stream)
-        self._subscribe(stream)
+        yield from self._iter_subscribe(stream)
         stream.sourcing.configure(config)
         yield from stream.retention.iter_enforce()
 
@@ -202,7 +209,8 @@ class AccountJetStream:
 
         Consumers stop in slices; what is stored goes in one frame at the end, so a crash before that keeps all of it.
         """
-        self._unsubscribe(stream)
+        self._unsubscribe_direct_gets(stream)
+        yield from stream.iter_unsubscribe()
         yield from stream.iter_close()
         del self.streams[stream.name]
         self.ended += 1
@@ -276,8 +284,13 @@ class AccountJetStream:
     # Subscriptions
 
     def _subscribe(self, stream: Stream) -> None:
-        self._unsubscribe(stream)
-        stream.subscribe()
+        for _ in self._iter_subscribe(stream):
+            pass
+
+    def _iter_subscribe(self, stream: Stream) -> Iterator[None]:
+        """Subscribe to what the configuration names, and to nothing else, in slices."""
+        yield from stream.iter_subscribe()
+        self._unsubscribe_direct_gets(stream)
         direct_gets: list[DirectGet] = []
         if stream.config.allow_direct:
             direct_gets.append(DirectGet(stream, stream.name_bytes))
@@ -290,7 +303,11 @@ class AccountJetStream:
                 self.router.subscribe_internal(pattern, subscriber)
 
     def _unsubscribe(self, stream: Stream) -> None:
-        stream.unsubscribe()
+        for _ in stream.iter_unsubscribe():
+            pass
+        self._unsubscribe_direct_gets(stream)
+
+    def _unsubscribe_direct_gets(self, stream: Stream) -> None:
         for subscriber in self._direct_gets.pop(stream.name, ()):
             for pattern in subscriber.subscriptions:
                 self.router.unsubscribe_internal(pattern, subscriber)

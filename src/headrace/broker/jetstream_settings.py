@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.broker.consumers.flow_control import START_BYTES
-from headrace.broker.operation_runner import OperationRunner, run_unmeasured
+from headrace.broker.operation_runner import OffloopRunner, OperationRunner, run_at_once, run_unmeasured
 from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, BatchLimits
 from headrace.broker.streams.fast_ingest import DEFAULT_LIMITS as FAST_LIMITS
 from headrace.broker.streams.fast_ingest import FastIngestLimits
@@ -26,3 +26,4 @@ class JetStreamSettings:
     fast_ingest_limits: FastIngestLimits = FAST_LIMITS
     flow_bytes: int = START_BYTES
     run_operation: OperationRunner = run_unmeasured
+    run_off_loop: OffloopRunner = run_at_once

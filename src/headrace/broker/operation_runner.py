@@ -1,16 +1,36 @@
-"""How the broker runs an operation that may hold the event loop for long: by a function that the server provides.
+"""How the broker runs work that takes long: measured on the event loop, or off the loop, by functions that the server
+provides.
 
-The server's function measures it, because the broker knows no clock but its own; by default it is only called.
+The broker knows no threads and no clock but its own. By default, as in the simulator, work is just done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 #: Takes the name of an operation, such as the subject of an API request, and the call.
 OperationRunner = Callable[[bytes, Callable[[], None]], None]
+#: Takes a call that uses nothing that changes meanwhile, and what to call on the event loop with its result.
+OffloopRunner = Callable[[Callable[[], Any], Callable[[Future[Any]], None]], None]
 
 
 def run_unmeasured(_name: bytes, call: Callable[[], None]) -> None:
     """Make the call, without measuring it."""
     call()
+
+
+def run_at_once(call: Callable[[], Any], on_done: Callable[[Future[Any]], None]) -> None:
+    """Make the call on the event loop."""
+    on_done(complete(call))
+
+
+def complete(call: Callable[[], Any]) -> Future[Any]:
+    """Make the call and return its result, or its exception, as a future that is done."""
+    outcome: Future[Any] = Future()
+    try:
+        outcome.set_result(call())
+    except Exception as error:
+        outcome.set_exception(error)
+    return outcome

@@ -6,7 +6,7 @@ no sockets and no JSON; the API's handlers call its methods.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
 from headrace.protocol import headers
 from headrace.storage import MetadataStore, StreamLog
 
+#: Number of subjects that a stream subscribes to in one turn of the event loop.
+SUBJECTS_PER_SLICE = 256
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 #: Overhead of a record besides its contents.
 _RECORD_OVERHEAD_BYTES = 64
@@ -82,7 +84,7 @@ class Stream:
         self.fast_path.last_message_id = self._load_message_id(log.last_seq)
         self.dedup: StreamDedupWindow | None = None
         self.schedules: MessageSchedules | None = None
-        self._subscribed_subjects: list[bytes] = []
+        self._subscribed_subjects: dict[bytes, None] = {}
         self.closed = False
         self.configure(config)
         self.sourcing: Sourcing = Sourcing(self, self._metadata_store())
@@ -141,18 +143,26 @@ class Stream:
         """The open fast-ingest batches."""
         return self._publishing.fast_ingest
 
-    def subscribe(self) -> None:
-        """Subscribe to the configured subjects."""
-        self._subscribed_subjects, router = self.get_subjects(), self.jetstream.router
-        for subject in self._subscribed_subjects:
-            router.subscribe_internal(subject, self.fast_path)
+    def iter_subscribe(self) -> Iterator[None]:
+        """Subscribe to the configured subjects and to no others, in slices; those that stay are never missing."""
+        router, wanted, subscribed = self.jetstream.router, self.get_subjects(), self._subscribed_subjects
+        for number, subject in enumerate(wanted, 1):
+            if subject not in subscribed:
+                router.subscribe_internal(subject, self.fast_path)
+                subscribed[subject] = None
+            if number % SUBJECTS_PER_SLICE == 0:
+                yield
+        yield from self.iter_unsubscribe(keep=set(wanted))
 
-    def unsubscribe(self) -> None:
-        """Stop receiving messages."""
-        router = self.jetstream.router
-        for subject in self._subscribed_subjects:
-            router.unsubscribe_internal(subject, self.fast_path)
-        self._subscribed_subjects = []
+    def iter_unsubscribe(self, keep: Set[bytes] = frozenset()) -> Iterator[None]:
+        """Stop receiving messages, except on the subjects in `keep`, in slices."""
+        router, subscribed = self.jetstream.router, self._subscribed_subjects
+        for number, subject in enumerate(list(subscribed), 1):
+            if subject not in keep:
+                del subscribed[subject]
+                router.unsubscribe_internal(subject, self.fast_path)
+            if number % SUBJECTS_PER_SLICE == 0:
+                yield
 
     def consumer_configs(self) -> list[tuple[str, ConsumerConfig]]:
         """Return its consumers by name."""
@@ -165,7 +175,6 @@ class Stream:
     def iter_close(self) -> Iterator[None]:
         """Stop, in slices: the stream is being deleted; group commit ignores it from now on."""
         self.closed = True
-        self.unsubscribe()
         self.sourcing.close()
         self.retention.stop()
         self.atomic_batches.clear()

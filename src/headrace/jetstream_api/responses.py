@@ -7,7 +7,7 @@ change.
 """
 
 from binascii import b2a_base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -93,9 +93,9 @@ class StreamInfoState(NamedTuple):
 
 
 def make_stream_state_body(
-    state: StreamInfoState, subjects: Mapping[str, int] | None = None, deleted: Sequence[int] | None = None
+    state: StreamInfoState, subjects: msgspec.Raw | None = None, deleted: msgspec.Raw | None = None
 ) -> JsonObject:
-    """Make the state; `subjects` (counts by subject) and `deleted` appear if requested and not empty."""
+    """Make the state; `subjects` (counts by subject) and `deleted` (sequences), both encoded, appear if there are any."""
     body: JsonObject = {
         "messages": state.messages,
         "bytes": state.bytes,
@@ -106,11 +106,11 @@ def make_stream_state_body(
     }
     if state.num_subjects:
         body["num_subjects"] = state.num_subjects
-    if subjects:
-        body["subjects"] = dict(sorted(subjects.items()))
+    if subjects is not None:
+        body["subjects"] = subjects
     if state.num_deleted:
         body["num_deleted"] = state.num_deleted
-    if deleted:
+    if deleted is not None:
         body["deleted"] = deleted
     body["consumer_count"] = state.consumers
     return body

@@ -27,6 +27,7 @@ from headrace.errors import StoreError
 from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
 from headrace.net.logs import Logger
 from headrace.net.loop_watchdog import LoopWatchdog
+from headrace.net.offloop import OffloopThread
 from headrace.storage import FileDisk, Store
 from headrace.storage.format_features import name_folder_in_errors
 
@@ -212,6 +213,7 @@ def _make_jetstream(
             pending_max=options.max_pending,
             limits=limits,
             run_operation=watchdog.run_operation,
+            run_off_loop=OffloopThread(asyncio.get_running_loop()).run,
             batch_limits=BatchLimits(
                 per_stream=options.batch_max_inflight_per_stream,
                 per_server=options.batch_max_inflight_total,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Generator
 from pathlib import Path
@@ -23,6 +24,12 @@ def finish(steps: Generator[None, None, SubjectPage]) -> tuple[SubjectPage, int]
         taken += 1
 
 
+def decode(page: SubjectPage) -> dict[str, int]:
+    assert page.counts is not None
+    counts: dict[str, int] = json.loads(bytes(page.counts))
+    return counts
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_page_is_a_slice_of_all_subjects_in_order(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -36,9 +43,10 @@ def test_a_page_is_a_slice_of_all_subjects_in_order(
     expected = sorted({name for name in names if name.startswith(b"s.a.")})
     offset, limit = rng.randrange(len(expected)), rng.randint(1, 60)
     page, steps = finish(iter_page(log, log.get_filter((b"s.a.*",)), offset, limit))
-    assert list(page.counts) == [name.decode() for name in expected[offset : offset + limit]]
+    counts = decode(page)
+    assert list(counts) == [name.decode() for name in expected[offset : offset + limit]]
     assert page.total == len(expected)
-    assert all(count == names.count(name.encode()) for name, count in page.counts.items())
+    assert all(count == names.count(name.encode()) for name, count in counts.items())
     assert steps > 10
 
 
@@ -46,5 +54,5 @@ def test_few_subjects_take_one_step(tmp_path: Path) -> None:
     log = open_store(tmp_path).create("S", memory=True)
     log.append(b"s.a", b"", b"", 1)
     page, steps = finish(iter_page(log, log.get_filter((b">",)), 0, 10))
-    assert (page, steps) == (SubjectPage({"s.a": 1}, 1), 0)
-    assert finish(iter_page(log, log.get_filter((b"x",)), 5, 10)) == (SubjectPage({}, 0), 0)
+    assert (decode(page), page.total, steps) == ({"s.a": 1}, 1, 0)
+    assert finish(iter_page(log, log.get_filter((b"x",)), 5, 10)) == (SubjectPage(None, 0), 0)

@@ -1,5 +1,7 @@
 """Answers, byte for byte as in the vectors of api.md and consumers.md."""
 
+import msgspec
+
 from headrace.jetstream_api import responses
 from headrace.jetstream_api.account_limits import NO_LIMITS
 from headrace.jetstream_api.configs import ConsumerConfig, External, StreamConfig, SubjectTransform
@@ -51,7 +53,7 @@ def test_stream_info_with_everything() -> None:
     info = responses.make_stream_info_body(
         responses.encode_public_config(S),
         NOW,
-        responses.make_stream_state_body(state, {"s.b": 1, "s.a": 1}, [2]),
+        responses.make_stream_state_body(state, msgspec.Raw(b'{"s.a":1,"s.b":1}'), msgspec.Raw(b"[2]")),
         NOW,
         domain="hub",
         leader="n1",

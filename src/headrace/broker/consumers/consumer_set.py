@@ -16,7 +16,6 @@ from headrace._native import collect_subjects
 from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.consumer import Consumer
 from headrace.broker.consumers.consumer_storage import load_consumers
-from headrace.broker.consumers.deliver_policy import make_initial_state
 from headrace.broker.consumers.filter_index import FilterIndex
 from headrace.broker.consumers.interest_sweep import InterestSweep
 from headrace.code_probes import sometimes
@@ -82,12 +81,9 @@ class ConsumerSet:
         self.track_pending(consumer)
         self._filter_index.add(consumer, consumer.filters)
 
-    def create(self, name: str, config: ConsumerConfig) -> Consumer:
-        """Create a consumer from a validated configuration."""
+    def create(self, name: str, config: ConsumerConfig, ack_state: AckState) -> Consumer:
+        """Create a consumer from a validated configuration and its initial state."""
         stream = self._stream
-        patterns = tuple(pattern.encode() for pattern in config.get_filters())
-        subject_filter = stream.log.get_filter(patterns) if patterns else None
-        ack_state = make_initial_state(config, stream.config, stream.log, subject_filter)
         consumer = Consumer(stream, name, config, stream.jetstream.now_ns(), ack_state)
         self.add(consumer)
         consumer.persist_config()

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
 from headrace.broker.consumers.ack_state import AckState
 from headrace.jetstream_api import times
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
 from headrace.storage import Filter, StreamLog
+from headrace.storage.sequence_arrays import Seqs
+
+#: The last messages of more subjects than this are sorted off the event loop.
+MANY_SUBJECTS = 32_768
 
 
-def make_initial_state(
+def iter_initial_state(
     config: ConsumerConfig, stream_config: StreamConfig, log: StreamLog, subject_filter: Filter | None
-) -> AckState:
-    """Return the ack state of a consumer that has delivered nothing yet."""
+) -> Generator[Callable[[], Any] | None, Any, AckState]:
+    """Return the ack state of a consumer that has delivered nothing yet; yield a call that takes long."""
     if config.deliver_policy == "last_per_subject" and stream_config.max_msgs_per_subject != 1:
-        return _make_last_per_subject_state(log, subject_filter)
+        # Later messages follow after `last_seq`; those that are removed meanwhile are skipped at delivery.
+        yield from log.iter_resolve_last_seqs(subject_filter)
+        last_seq, lasts = log.last_seq, log.get_last_seqs(subject_filter)
+        seqs = (yield partial(np.sort, lasts)) if len(lasts) > MANY_SUBJECTS else np.sort(lasts)
+        return _make_last_per_subject_state(seqs, last_seq)
     seq = _find_first_seq(config, log, subject_filter)
     if not log.last_seq and log.first_seq <= 1 and not config.opt_start_seq:
         seq = 1
@@ -35,14 +49,13 @@ def _find_first_seq(config: ConsumerConfig, log: StreamLog, subject_filter: Filt
     return log.first_seq
 
 
-def _make_last_per_subject_state(log: StreamLog, subject_filter: Filter | None) -> AckState:
-    """Start with the last message of every subject, then everything new."""
-    seqs = log.find_last_per_subject(subject_filter, log.last_seq)
-    if not log.last_seq:
+def _make_last_per_subject_state(seqs: Seqs, last_seq: int) -> AckState:
+    """Start with the last message of every subject, then everything after `last_seq`."""
+    if not last_seq:
         return AckState(1)
-    ack_state = AckState(int(seqs[0]) if len(seqs) else log.last_seq)
+    ack_state = AckState(int(seqs[0]) if len(seqs) else last_seq)
     if len(seqs):
-        ack_state.last_per_subject_queue, ack_state.resume_seq = seqs, log.last_seq
+        ack_state.last_per_subject_queue, ack_state.resume_seq = seqs, last_seq
     else:
-        ack_state.next_seq = log.last_seq + 1
+        ack_state.next_seq = last_seq + 1
     return ack_state

@@ -6,12 +6,12 @@ the module that puts all of them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from headrace.broker.account_context import StreamJetStream
 from headrace.broker.commit.disk_backpressure import DiskBackpressure
-from headrace.broker.operation_runner import OperationRunner
+from headrace.broker.operation_runner import OffloopRunner, OperationRunner
 from headrace.broker.stream import Stream
 from headrace.broker.timers import TimerHandle
 from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
@@ -29,6 +29,7 @@ class ApiContext(StreamJetStream, Protocol):
     disk_backpressure: DiskBackpressure
     pin_leases: dict[str, TimerHandle]
     run_operation: OperationRunner
+    run_off_loop: OffloopRunner
 
     @property
     def streams(self) -> dict[str, Stream]:
@@ -47,8 +48,8 @@ class ApiContext(StreamJetStream, Protocol):
     def sorted_streams(self, subject: str = "") -> list[Stream]:
         """Return streams in order of their names."""
 
-    def create_stream(self, config: StreamConfig) -> Stream:
-        """Create a stream from a validated configuration."""
+    def iter_create_stream(self, config: StreamConfig) -> Generator[None, None, Stream]:
+        """Create a stream from a validated configuration, in slices."""
 
     def iter_update_stream(self, stream: Stream, config: StreamConfig) -> Iterator[None]:
         """Apply a validated configuration, in slices."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 PREFIX = b"$JS.API."
 #: So many streams or consumers are described in one step of a list.
 INFOS_PER_STEP = 16
+#: A request with more subjects or filters than this is validated off the event loop.
+MANY_PATTERNS = 256
 #: So many requests may wait for one in progress, as in nats-server; more are rejected.
 WAITING_MAX = 10_000
 WAITING_BYTES_MAX = 64 * 1024 * 1024
@@ -49,8 +52,9 @@ class ApiRequest:
     session: Any = None  # of the client; None for the server itself
 
 
-#: What a handler that works in steps returns; its value is the encoded response.
-ApiSteps = Generator[None, None, bytes]
+#: What a handler that works in steps returns; its value is the encoded response. A step may yield a call that uses
+#: nothing that changes meanwhile: it runs off the event loop, and the handler gets its result.
+ApiSteps = Generator[Callable[[], Any] | None, Any, bytes]
 ApiHandler = Callable[["ApiContext", ApiRequest], "bytes | ApiSteps"]
 
 
@@ -71,7 +75,7 @@ class ApiEndpoint:
 class RequestInProgress:
     """A request whose response is not known yet."""
 
-    __slots__ = ("endpoint", "order", "request", "steps", "subject")
+    __slots__ = ("endpoint", "order", "outcome", "request", "steps", "subject")
 
     def __init__(self, endpoint: ApiEndpoint, subject: bytes, request: ApiRequest, order: int) -> None:
         self.endpoint = endpoint
@@ -79,6 +83,16 @@ class RequestInProgress:
         self.request = request
         self.order = order
         self.steps: ApiSteps | None = None
+        self.outcome: Future[Any] | None = None  # of the call that the last step yielded
+
+    def run_step(self) -> Callable[[], Any] | None:
+        """Run the next step."""
+        assert self.steps is not None
+        outcome, self.outcome = self.outcome, None
+        if outcome is None:
+            return next(self.steps)
+        error = outcome.exception()
+        return self.steps.throw(error) if error is not None else self.steps.send(outcome.result())
 
 
 class ApiDispatcher:
@@ -182,14 +196,13 @@ class ApiDispatcher:
 
     def _step(self, received: RequestInProgress) -> None:
         """Run one step of a request; the next one follows after others had their turn."""
-        assert received.steps is not None
-        store = self._jetstream.store
+        jetstream, store = self._jetstream, self._jetstream.store
         if self._stopped:
             return
         try:
             if store.poisoned is not None:
                 raise store.poisoned
-            next(received.steps)
+            off_loop = received.run_step()
         except StopIteration as finished:
             self._respond(received, finished.value)
         except (RequestError, StoreError) as failure:
@@ -197,10 +210,17 @@ class ApiDispatcher:
         else:
             if not received.endpoint.reads:
                 self._in_progress = received
-            self._jetstream.call_soon(partial(self._run, self._step, received))
+            if off_loop is not None:
+                jetstream.run_off_loop(off_loop, partial(self._on_off_loop_done, received))
+            else:
+                jetstream.call_soon(partial(self._run, self._step, received))
             return
         if self._in_progress is received:
             self._in_progress = None
+
+    def _on_off_loop_done(self, received: RequestInProgress, outcome: Future[Any]) -> None:
+        received.outcome = outcome
+        self._jetstream.call_soon(partial(self._run, self._step, received))
 
     def _fail(self, received: RequestInProgress, failure: RequestError | StoreError) -> None:
         jetstream, request = self._jetstream, received.request

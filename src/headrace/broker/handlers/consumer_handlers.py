@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from headrace.broker.consumers.consumer_info import make_consumer_info
+from headrace.broker.consumers.deliver_policy import iter_initial_state
 from headrace.broker.consumers.reset import reset
-from headrace.broker.handlers.api_dispatch import INFOS_PER_STEP, ApiEndpoint, ApiRequest, ApiSteps
+from headrace.broker.handlers.api_dispatch import (
+    INFOS_PER_STEP,
+    MANY_PATTERNS,
+    ApiEndpoint,
+    ApiRequest,
+    ApiSteps,
+)
 from headrace.jetstream_api import advisories as events
 from headrace.jetstream_api import configs, metadata, responses, times
 from headrace.jetstream_api.configs import ConsumerConfig
@@ -17,6 +26,7 @@ from headrace.jetstream_api.requests import ConsumerRequest, ConsumersRequest, P
 from headrace.jetstream_api.validation import consumers
 from headrace.protocol import headers
 from headrace.protocol.nuid import nuid
+from headrace.storage import Filter
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer import Consumer
@@ -42,20 +52,20 @@ def stream_identity(created_ns: int) -> str:
 # Create and update
 
 
-def create(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def create(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     """Handle CREATE.<stream>[.<name>[.<filter>]]."""
     stream, name, pattern = (*request.names, "", "")[:3]
     form = consumers.NAMED if name else consumers.EPHEMERAL
     return _create(jetstream, request, stream=stream, form=form, name=name, filter_subject=pattern)
 
 
-def create_durable(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def create_durable(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     """Handle DURABLE.CREATE.<stream>.<name>."""
     stream, name = request.names
     return _create(jetstream, request, stream=stream, form=consumers.DURABLE, name=name)
 
 
-def _create(jetstream: ApiContext, request: ApiRequest, **subject: str) -> bytes:
+def _create(jetstream: ApiContext, request: ApiRequest, **subject: str) -> ApiSteps:
     wanted = decode(ConsumerRequest, request.body, strict=jetstream.reject_unknown_fields)
     named_config = consumers.resolve_name(wanted, **subject)
     stream = jetstream.get_stream(wanted.stream_name)
@@ -63,24 +73,41 @@ def _create(jetstream: ApiContext, request: ApiRequest, **subject: str) -> bytes
     config = consumers.merge_existing(named_config, stream.config, others, nuid()[:8])
     if config.direct or config.sourcing:
         _check_identity(stream, request)
-    config = consumers.validate(
+    is_bound = _has_subscriber(jetstream, others.get(config.durable_name or config.name))
+    validate = partial(
+        consumers.validate,
         config,
         stream.config,
         others,
         action=wanted.action,
         strict=wanted.pedantic,
         limits=jetstream.limits,
-        has_interest=lambda subject: jetstream.router.has_interest(subject.encode()),
+        has_interest=lambda _deliver_subject: is_bound,
     )
-    consumer = _create_or_update(stream, config)
+    config = (yield validate) if len(config.filter_subjects) > MANY_PATTERNS else validate()
+    patterns = tuple(pattern.encode() for pattern in config.get_filters())
+    # Held until the consumer uses it: making it takes long if there are many patterns or subjects.
+    subject_filter = yield from stream.log.iter_filter(patterns)
+    stream = jetstream.get_stream(stream.name)
+    consumer = yield from _create_or_update(stream, config, subject_filter)
     return responses.encode_consumer_created(make_consumer_info(consumer))
 
 
-def _create_or_update(stream: Stream, config: ConsumerConfig) -> Consumer:
+def _has_subscriber(jetstream: ApiContext, existing: ConsumerConfig | None) -> bool:
+    """Return whether anybody listens on the deliver subject of an existing consumer."""
+    if existing is None or not existing.deliver_subject:
+        return False
+    return jetstream.router.has_interest(existing.deliver_subject.encode())
+
+
+def _create_or_update(
+    stream: Stream, config: ConsumerConfig, subject_filter: Filter
+) -> Generator[Callable[[], Any] | None, Any, Consumer]:
     name = config.durable_name or config.name
     consumer = stream.consumer_set.find(name) if name else None
     if consumer is None:
-        consumer = stream.consumer_set.create(name or _new_name(stream), config)
+        initial_state = yield from iter_initial_state(config, stream.config, stream.log, subject_filter)
+        consumer = stream.consumer_set.create(name or _new_name(stream), config, initial_state)
         consumer.send_advisory(events.make_consumer_action, "create")
         if consumer.pause_remaining_ns():
             consumer.send_advisory(events.make_consumer_paused, True, config.pause_until)
@@ -133,7 +160,7 @@ def list_consumers(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
         if name in stream.consumers:
             infos.append(make_consumer_info(stream.consumers[name], in_list=True))
         if number % INFOS_PER_STEP == 0:
-            yield
+            yield None
     return responses.encode_consumer_list(len(found), start, infos)
 
 

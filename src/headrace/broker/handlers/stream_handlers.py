@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.broker.handlers import direct_get
-from headrace.broker.handlers.api_dispatch import INFOS_PER_STEP, ApiEndpoint, ApiRequest, ApiSteps
-from headrace.broker.handlers.subject_pages import SubjectPage, iter_page
+from headrace.broker.handlers.api_dispatch import (
+    INFOS_PER_STEP,
+    MANY_PATTERNS,
+    ApiEndpoint,
+    ApiRequest,
+    ApiSteps,
+)
+from headrace.broker.handlers.subject_pages import DELETED_MAX, SubjectPage, iter_deleted, iter_page
 from headrace.broker.streams.stream_info import make_stream_info
 from headrace.jetstream_api import advisories, responses
 from headrace.jetstream_api.decode import decode, decode_message_get, decode_optional, decode_stream, is_empty
@@ -48,17 +55,24 @@ def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
 # Streams
 
 
-def create(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def create(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
     existing = jetstream.configs()
     name = request.names[0]
     usage = jetstream.usage_excluding(name)
-    new_config = streams.validate_create(
-        config, name, existing, strict=pedantic, limits=jetstream.limits, usage=usage
+    validate = partial(
+        streams.validate_create,
+        config,
+        name,
+        existing,
+        strict=pedantic,
+        limits=jetstream.limits,
+        usage=usage,
     )
+    new_config = (yield validate) if len(config.subjects) > MANY_PATTERNS else validate()
     stream = jetstream.streams.get(new_config.name)
     if stream is None:
-        stream = jetstream.create_stream(new_config)
+        stream = yield from jetstream.iter_create_stream(new_config)
         jetstream.advisories.publish(advisories.make_stream_action, stream.name, "create")
     return responses.encode_stream_created(make_stream_info(stream))
 
@@ -68,7 +82,8 @@ def update(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     name = request.names[0]
     stream = jetstream.streams.get(name)
     consumers = stream.consumer_configs() if stream else ()
-    new_config = streams.validate_update(
+    validate = partial(
+        streams.validate_update,
         config,
         name,
         jetstream.configs(),
@@ -77,6 +92,7 @@ def update(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
         usage=jetstream.usage_excluding(name),
         consumers=consumers,
     )
+    new_config = (yield validate) if len(config.subjects) > MANY_PATTERNS else validate()
     stream = jetstream.get_stream(name)
     yield from jetstream.iter_update_stream(stream, new_config)
     jetstream.advisories.publish(advisories.make_stream_action, name, "modify")
@@ -94,14 +110,17 @@ def delete(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
 def info(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(StreamInfoRequest, request.body, strict=jetstream.reject_unknown_fields)
     stream = jetstream.get_stream(request.names[0])
-    page = SubjectPage({}, 0)
+    page, deleted = SubjectPage(None, 0), None
     if wanted.subjects_filter:
         stream.retention.enforce()
-        subject_filter = stream.log.get_filter((wanted.subjects_filter.encode(),))
+        subject_filter = yield from stream.log.iter_filter((wanted.subjects_filter.encode(),))
         page = yield from iter_page(stream.log, subject_filter, wanted.offset, responses.SUBJECTS_LIMIT)
-        stream = jetstream.get_stream(stream.name)  # it may have been deleted meanwhile
+    if wanted.deleted_details:
+        stream.retention.enforce()
+        deleted = yield from iter_deleted(stream.log, DELETED_MAX)
+    stream = jetstream.get_stream(stream.name)  # it may have been deleted meanwhile
     info_response = make_stream_info(
-        stream, leader=jetstream.server_name, subjects=page.counts, deleted=wanted.deleted_details
+        stream, leader=jetstream.server_name, subjects=page.counts, deleted=deleted
     )
     if not page.total:
         return responses.encode_stream_info(info_response)
@@ -127,7 +146,7 @@ def list_streams(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
         if not stream.closed:
             infos.append(make_stream_info(stream, in_list=True))
         if number % INFOS_PER_STEP == 0:
-            yield
+            yield None
     return responses.encode_stream_list(len(found), start, infos)
 
 

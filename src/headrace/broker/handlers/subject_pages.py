@@ -1,4 +1,4 @@
-"""One page of a stream's subjects in sorted order, found in steps.
+"""The long parts of a stream's info, found and encoded in steps: a page of its subjects, and its deleted sequences.
 
 Sorting half a million names at once would hold up every client. Instead they are divided into ranges by a sample of
 themselves, and only the ranges that the page overlaps are sorted.
@@ -10,17 +10,25 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
+from headrace.jetstream_api.encode import dumps
+
 if TYPE_CHECKING:
     from headrace.storage import Filter, StreamLog
 
-#: So many subjects are read, divided or converted in one step.
-STEP = 8_192
+#: Number of subjects that are read, divided or encoded in one step.
+STEP = 4_096
+#: Maximum number of deleted sequences in one response; a mirror or a restore can leave a gap of any size.
+DELETED_MAX = 1_000_000
+#: Number of sequences that are looked at in one step.
+DELETED_STEP = 65_536
 
 
 class SubjectPage(NamedTuple):
-    """Subjects with their message counts, and how many match in all."""
+    """Subjects with their message counts as a JSON object, and how many match in all."""
 
-    counts: dict[str, int]
+    counts: msgspec.Raw | None
     total: int
 
 
@@ -31,14 +39,29 @@ def iter_page(
     names = yield from _collect_names(log, subject_filter)
     start = min(max(offset, 0), len(names))
     wanted = yield from _select(names, start, min(start + limit, len(names)))
-    counts: dict[str, int] = {}
+    encoded: list[bytes] = []
     for number, part in enumerate(_iter_parts(wanted)):
         if number:
             yield
-        for name in part:
-            if count := log.get_subject_count(name):
-                counts[name.decode("utf-8", "replace")] = count
-    return SubjectPage(counts, len(names))
+        counts = {name.decode("utf-8", "replace"): log.get_subject_count(name) for name in part}
+        if members := dumps({name: count for name, count in counts.items() if count})[1:-1]:
+            encoded.append(members)
+    return SubjectPage(msgspec.Raw(b"{%s}" % b",".join(encoded)) if encoded else None, len(names))
+
+
+def iter_deleted(log: StreamLog, limit: int) -> Generator[None, None, msgspec.Raw | None]:
+    """Return the deleted sequences as a JSON array, at most `limit`, in slices; None if there are none."""
+    encoded: list[bytes] = []
+    start = log.first_seq
+    while start <= log.last_seq and limit > 0:
+        end = min(start + DELETED_STEP - 1, log.last_seq)
+        deleted = log.find_deleted_seqs(start, end)[:limit]
+        if len(deleted):
+            encoded.append(dumps(deleted.tolist())[1:-1])
+            limit -= len(deleted)
+        start = end + 1
+        yield
+    return msgspec.Raw(b"[%s]" % b",".join(encoded)) if encoded else None
 
 
 def _collect_names(log: StreamLog, subject_filter: Filter) -> Generator[None, None, list[bytes]]:

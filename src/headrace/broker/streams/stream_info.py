@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from headrace import COMPATIBLE_VERSION
 from headrace.jetstream_api import responses
 
 if TYPE_CHECKING:
     from headrace.broker.streams.stream_context import StreamContext
-
-#: The maximum number of deleted sequences in one response; a mirror or a restore can leave a gap of any size.
-DELETED_MAX = 1_000_000
 
 
 def make_stream_info(
@@ -19,8 +18,8 @@ def make_stream_info(
     *,
     in_list: bool = False,
     leader: str = "",
-    subjects: dict[str, int] | None = None,
-    deleted: bool = False,
+    subjects: msgspec.Raw | None = None,
+    deleted: msgspec.Raw | None = None,
 ) -> dict[str, Any]:
     """Return configuration and state; in a list, without the metadata that only this server adds."""
     jetstream = stream.jetstream
@@ -38,7 +37,7 @@ def make_stream_info(
 
 
 def make_stream_state(
-    stream: StreamContext, subjects: dict[str, int] | None = None, *, deleted: bool = False
+    stream: StreamContext, subjects: msgspec.Raw | None = None, *, deleted: msgspec.Raw | None = None
 ) -> dict[str, Any]:
     """Return counts, sequences and times, without messages that have expired."""
     stream.retention.enforce()
@@ -55,5 +54,4 @@ def make_stream_state(
         num_deleted=log.num_deleted,
         consumers=len(stream.consumers),
     )
-    deleted_seqs = log.find_deleted_seqs(DELETED_MAX).tolist() if deleted else None
-    return responses.make_stream_state_body(state, subjects, deleted_seqs)
+    return responses.make_stream_state_body(state, subjects, deleted)

@@ -8,7 +8,7 @@ trie. Invariant: after `refresh` every known subject has its class. Must not kno
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 
@@ -16,19 +16,30 @@ from headrace.protocol import subjects as syntax
 from headrace.storage.native_records import Array, SubjectIndex
 from headrace.storage.sequence_arrays import sort_unique
 
-_BULK_MIN = (
-    32  # from this many new subjects on, one pass per filter is cheaper than one trie walk per subject
-)
+#: From this many new subjects on, one pass per filter is cheaper than one trie walk per subject.
+_BULK_MIN = 32
+#: A filter with more patterns has a trie of its own: it is walked once per subject, instead of a pass per pattern.
+_MANY_PATTERNS = 64
+#: Number of patterns that are added, subjects that walk a trie, and subjects that are compared with one pattern, in one
+#: slice.
+_PATTERNS_PER_SLICE = 512
+_WALKS_PER_SLICE = 1_024
+_MATCHES_PER_SLICE = 65_536
+
+
+_NO_IDS: Array = np.empty(0, np.uint32)
 
 
 class Filter:
     """Patterns of which a subject must match at least one. Only `FilterTable.get` makes filters; it interns them."""
 
-    __slots__ = ("__weakref__", "ident", "mask", "matching_rows", "patterns")
+    __slots__ = ("__weakref__", "mask", "matching_rows", "owner", "patterns", "root")
 
-    def __init__(self, patterns: tuple[bytes, ...], ident: int, mask: Array | None) -> None:
+    def __init__(self, patterns: tuple[bytes, ...], mask: Array | None = None) -> None:
         self.patterns = patterns
-        self.ident = ident
+        self.owner = _Owner()
+        #: The trie of its own; None if it has few patterns.
+        self.root: _PatternNode | None = None
         self.mask = mask  # None: every class
         #: Sealed segment -> its matching rows, None if there are many.
         self.matching_rows: dict[int, Array | None] = {}
@@ -37,13 +48,49 @@ class Filter:
         return f"Filter{self.patterns!r}"
 
 
+class _Owner:
+    """Stands for a filter in the tries, which must not keep it alive."""
+
+    __slots__ = ("ident",)
+
+    def __init__(self) -> None:
+        self.ident = -1  # until it is registered
+
+
 class _PatternNode:
     __slots__ = ("children", "ending_here", "tail_wildcards")
 
     def __init__(self) -> None:
         self.children: dict[bytes, _PatternNode] = {}
-        self.ending_here: list[int] = []  # filters whose pattern ends here
-        self.tail_wildcards: list[int] = []  # filters whose pattern continues with `>` here
+        self.ending_here: list[_Owner] = []  # filters whose pattern ends here
+        self.tail_wildcards: list[_Owner] = []  # filters whose pattern continues with `>` here
+
+    def insert(self, pattern: bytes, owner: _Owner) -> None:
+        """Add a pattern of a filter below this node."""
+        node, tokens = self, syntax.tokens(pattern)
+        for token in tokens[:-1]:
+            node = node.children.setdefault(token, _PatternNode())
+        if tokens[-1] == b">":
+            node.tail_wildcards.append(owner)
+        else:
+            node.children.setdefault(tokens[-1], _PatternNode()).ending_here.append(owner)
+
+
+def _find_owners(roots: list[_PatternNode], subject: bytes) -> list[_Owner]:
+    """Return the filters in some tries that match a subject; a filter may appear more than once."""
+    found: list[_Owner] = []
+    nodes = roots
+    for token in syntax.tokens(subject):
+        children = []
+        for node in nodes:
+            found += node.tail_wildcards
+            for key in dict.fromkeys((token, b"*")):
+                if key in node.children:
+                    children.append(node.children[key])
+        nodes = children
+    for node in nodes:
+        found += node.ending_here
+    return found
 
 
 class FilterTable:
@@ -51,13 +98,14 @@ class FilterTable:
 
     def __init__(self, subjects: SubjectIndex) -> None:
         self._subjects = subjects
-        self._match_all = Filter((), -1, None)
+        self._match_all = Filter(())
+        self._remapped = 0  # how often subjects got new ids
         self._interned: weakref.WeakValueDictionary[tuple[bytes, ...], Filter] = weakref.WeakValueDictionary()
         self._reset()
 
     def _reset(self) -> None:
         self._by_ident: dict[int, weakref.ref[Filter]] = {}
-        self._root = _PatternNode()
+        self._roots = [_PatternNode()]  # of all filters with few patterns, then one for each other filter
         self._classes: list[tuple[int, ...]] = [()]
         self._class_ids: dict[tuple[int, ...], int] = {(): 0}
         self._classified = 0
@@ -66,56 +114,94 @@ class FilterTable:
 
     def get(self, patterns: tuple[bytes, ...]) -> Filter:
         """Return the one filter for these patterns; no pattern matches everything."""
+        steps = self.iter_get(patterns)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as finished:
+                found: Filter = finished.value
+                return found
+
+    def iter_get(self, patterns: tuple[bytes, ...]) -> Generator[None, None, Filter]:
+        """Return the one filter for these patterns; work in slices if there are many patterns or subjects."""
         key_patterns = tuple(sorted(dict.fromkeys(patterns)))
         if not key_patterns or b">" in key_patterns:
             return self._match_all
-        found = self._interned.get(key_patterns)
-        if found is not None:
-            return found
+        new_filter = Filter(key_patterns)
+        if key_patterns not in self._interned and len(key_patterns) > _MANY_PATTERNS:
+            new_filter.root = yield from _iter_build_trie(new_filter)
+        sids = _NO_IDS
+        if key_patterns not in self._interned:
+            sids = yield from self._iter_matching_ids(new_filter)
+        found = self._interned.get(key_patterns)  # somebody else may have been faster
+        if found is None:
+            found = self._interned[key_patterns] = new_filter
+            self._register(found, sids)
+        return found
+
+    def _iter_matching_ids(self, new_filter: Filter) -> Generator[None, None, Array]:
+        """Find the ids of all known subjects that match, in slices of subjects."""
+        while True:
+            found, at, remapped = [_NO_IDS], 0, self._remapped
+            per_slice = (
+                _WALKS_PER_SLICE if new_filter.root else _MATCHES_PER_SLICE // len(new_filter.patterns)
+            )
+            while (known := len(self._subjects)) > at and remapped == self._remapped:
+                end = min(at + max(per_slice, 1), known)
+                found.append(self._find_matching_ids(new_filter, at, end))
+                at = end
+                if at < known:
+                    yield
+            if remapped == self._remapped:
+                return np.concatenate(found)
+
+    def _register(self, new_filter: Filter, sids: Array) -> None:
+        """Add a filter; `sids` are the known subjects that match it."""
         if self._next_ident > 64 and self._next_ident > 4 * len(self._interned):
             self._rebuild()
         self.refresh()
-        found = self._interned[key_patterns] = Filter(
-            key_patterns, 0, np.zeros(self._mask_capacity, np.uint8)
-        )
-        self._register(found)
-        return found
-
-    def _register(self, new_filter: Filter) -> None:
-        new_filter.ident = self._next_ident
+        new_filter.owner.ident = self._next_ident
+        new_filter.mask = np.zeros(self._mask_capacity, np.uint8)
         self._next_ident += 1
-        self._by_ident[new_filter.ident] = weakref.ref(new_filter)
+        self._by_ident[new_filter.owner.ident] = weakref.ref(new_filter)
+        self._insert_patterns(new_filter)
+        self._add_to_classes(sids, new_filter.owner.ident)
+
+    def _insert_patterns(self, new_filter: Filter) -> None:
+        if new_filter.root is not None:
+            self._roots.append(new_filter.root)
+            return
         for pattern in new_filter.patterns:
-            self._insert_pattern(pattern, new_filter.ident)
-        self._add_to_classes(self._find_matching_ids(new_filter, 0), new_filter.ident)
+            self._roots[0].insert(pattern, new_filter.owner)
 
     def _rebuild(self) -> None:
         """Rebuild from the filters that are alive, when most are gone, so that dead ones cost nothing."""
-        alive = sorted(self._interned.items())
+        self.refresh()
+        classes = self._subjects.classes
+        alive = [
+            (each, np.flatnonzero(each.mask[classes]).astype(np.uint32))
+            for each in self._iter_live_filters()
+            if each.mask is not None
+        ]
         self._reset()
         self._subjects.classes[:] = 0
         self._classified = len(self._subjects)
-        for _, each in alive:
-            each.mask = np.zeros(self._mask_capacity, np.uint8)
-            self._register(each)
+        for each, sids in alive:
+            self._register(each, sids)
 
-    def _insert_pattern(self, pattern: bytes, ident: int) -> None:
-        node, tokens = self._root, syntax.tokens(pattern)
-        for token in tokens[:-1]:
-            node = node.children.setdefault(token, _PatternNode())
-        if tokens[-1] == b">":
-            node.tail_wildcards.append(ident)
-        else:
-            node.children.setdefault(tokens[-1], _PatternNode()).ending_here.append(ident)
-
-    def _find_matching_ids(self, each: Filter, start: int) -> Array:
+    def _find_matching_ids(self, each: Filter, start: int, end: int) -> Array:
+        """Return the ids from `start` to `end` (exclusive) that match."""
+        name = self._subjects.name
+        if each.root is not None:
+            roots = [each.root]
+            return np.array([sid for sid in range(start, end) if _find_owners(roots, name(sid))], np.uint32)
         found = []
         for pattern in each.patterns:
             if syntax.is_literal(pattern):
                 sid = self._subjects.find(pattern)
-                found.append(np.array([sid] if sid >= start else [], np.uint32))
+                found.append(np.array([sid] if start <= sid < end else [], np.uint32))
             else:
-                found.append(self._subjects.match(pattern, start))
+                found.append(self._subjects.match(pattern, start, end))
         return found[0] if len(found) == 1 else sort_unique(np.concatenate(found))
 
     def _add_to_classes(self, sids: Array, ident: int) -> None:
@@ -158,6 +244,7 @@ class FilterTable:
     def on_subjects_remapped(self) -> None:
         """Handle new ids of subjects; their classes moved with them. `refresh` must run before."""
         self._classified = len(self._subjects)
+        self._remapped += 1
 
     def refresh(self) -> None:
         """Assign a class to every subject that appeared since the last call."""
@@ -169,7 +256,7 @@ class FilterTable:
             return
         if total - start >= _BULK_MIN:
             for each in list(self._iter_live_filters()):
-                self._add_to_classes(self._find_matching_ids(each, start), each.ident)
+                self._add_to_classes(self._find_matching_ids(each, start, total), each.owner.ident)
             return
         for sid in range(start, total):
             self._subjects.classes[sid] = self._get_or_create_class(
@@ -177,16 +264,13 @@ class FilterTable:
             )
 
     def _match_subject(self, subject: bytes) -> tuple[int, ...]:
-        found: list[int] = []
-        nodes = [self._root]
-        for token in syntax.tokens(subject):
-            children = []
-            for node in nodes:
-                found += node.tail_wildcards
-                for key in dict.fromkeys((token, b"*")):
-                    if key in node.children:
-                        children.append(node.children[key])
-            nodes = children
-        for node in nodes:
-            found += node.ending_here
-        return tuple(sorted(set(found)))
+        return tuple(sorted({each.ident for each in _find_owners(self._roots, subject)}))
+
+
+def _iter_build_trie(new_filter: Filter) -> Generator[None, None, _PatternNode]:
+    root = _PatternNode()
+    for number, pattern in enumerate(new_filter.patterns, 1):
+        root.insert(pattern, new_filter.owner)
+        if number % _PATTERNS_PER_SLICE == 0:
+            yield
+    return root

@@ -7,12 +7,13 @@ sealed segment at most once. Must not know files, frames or the bytes of a messa
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 
 from headrace.storage.log.filters import Filter, FilterTable
-from headrace.storage.log.row_lookup import find_gaps, find_live_rows, find_rows
+from headrace.storage.log.last_seqs import iter_resolve_last_seqs
+from headrace.storage.log.row_lookup import find_live_rows, find_rows
 from headrace.storage.native_records import (
     BOUND_ONLY_BIT,
     Array,
@@ -141,14 +142,14 @@ class LogIndex(LogWriter):
             for sid in sids.tolist():
                 self._resolve_last_seq(sid)
             return
-        seen = np.ones(len(self.subject_index), np.uint8)
-        seen[sids] = 0
-        for segment in self.iter_segments_back(self.last_seq):
-            columns = segment.columns
-            seqs = columns.last_per_subject(self.subject_index, None, seen, columns.rows)
-            self.subject_index.lasts[columns.subject[find_rows(columns, seqs)]] = seqs
-            if seen.all():
-                return
+        for _ in iter_resolve_last_seqs(self, sids):
+            pass
+
+    def iter_resolve_last_seqs(self, subject_filter: Filter | None) -> Iterator[None]:
+        """Prepare `get_last_seqs` in slices, so that it finds most last messages in the index."""
+        sids = self.find_subject_ids(subject_filter)
+        stale = sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)]
+        return iter_resolve_last_seqs(self, stale) if len(stale) > FEW_SUBJECTS else iter(())
 
     def _scan_first_seq(self, sid: int, seq: int) -> int:
         for segment in self.iter_segments_from(seq):
@@ -178,6 +179,10 @@ class LogIndex(LogWriter):
 
     def get_filter(self, patterns: tuple[bytes, ...]) -> Filter:
         return self._filters.get(patterns)
+
+    def iter_filter(self, patterns: tuple[bytes, ...]) -> Generator[None, None, Filter]:
+        """Return the same as `get_filter`, in slices; hold it, or it is made again."""
+        return self._filters.iter_get(patterns)
 
     def _get_mask(self, subject_filter: Filter | None) -> Array | None:
         if subject_filter is None or subject_filter.mask is None:
@@ -358,12 +363,16 @@ class LogIndex(LogWriter):
                 return segment.columns.seq(row)
         return 0
 
+    def get_last_seqs(self, subject_filter: Filter | None) -> Array:
+        """Return the last live message of each subject, in no order."""
+        sids = self.find_subject_ids(subject_filter)
+        self._resolve_last_seqs(sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)])
+        return self.subject_index.lasts[sids]
+
     def find_last_per_subject(self, subject_filter: Filter | None, upto: int) -> Array:
         """Return the last live message up to `upto` of each subject, ascending."""
         if upto >= self.last_seq:
-            sids = self.find_subject_ids(subject_filter)
-            self._resolve_last_seqs(sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)])
-            return np.sort(self.subject_index.lasts[sids])
+            return np.sort(self.get_last_seqs(subject_filter))
         mask = self._get_mask(subject_filter)
         seen = np.zeros(len(self.subject_index), np.uint8)
         parts = []
@@ -381,15 +390,8 @@ class LogIndex(LogWriter):
         ]
         return ((name, int(self.subject_index.counts[sid])) for name, sid in sorted(found))
 
-    def find_deleted_seqs(self, limit: int) -> Array:
-        """Return the sequences between first and last that are not live, ascending, at most `limit`."""
-        found, expected = [], self.first_seq
-        for segment in self.iter_segments_from(self.first_seq):
-            columns = segment.columns
-            seqs = columns.seqs(self.subject_index, None, columns.lower_bound(expected), columns.rows)
-            if len(seqs):
-                found.append(find_gaps(np.concatenate((np.array([expected - 1], np.uint64), seqs)), limit))
-                limit -= len(found[-1])
-                expected = int(seqs[-1]) + 1
-        found.append(find_gaps(np.array([expected - 1, self.last_seq + 1], np.uint64), limit))
-        return np.concatenate(found)
+    def find_deleted_seqs(self, lo: int, hi: int) -> Array:
+        """Return the sequences from `lo` to `hi`, both included, that are not live, ascending."""
+        is_deleted = np.ones(hi - lo + 1, bool)
+        is_deleted[(self.find_seqs(None, lo, hi) - np.uint64(lo)).astype(np.intp)] = False
+        return np.flatnonzero(is_deleted).astype(np.uint64) + np.uint64(lo)

@@ -1,4 +1,4 @@
-"""Looks up rows and gaps of ascending sequences, whole arrays at a time."""
+"""Looks up rows of ascending sequences, whole arrays at a time."""
 
 from __future__ import annotations
 
@@ -36,19 +36,3 @@ def find_live_rows(columns: SegmentIndex, seqs: Seqs) -> tuple[Seqs, npt.NDArray
     if columns.live is not None:
         is_live &= columns.live[rows] != 0
     return part[is_live], rows[is_live]
-
-
-def find_gaps(seqs: Seqs, limit: int) -> Seqs:
-    """Return the numbers between ascending sequences that are not among them, at most `limit`."""
-    missing = np.diff(seqs) - np.uint64(1)
-    before = np.flatnonzero(missing)
-    if not len(before) or limit <= 0:
-        return NO_SEQS
-    lengths = np.minimum(missing[before], np.uint64(limit)).astype(np.int64)
-    ends = np.cumsum(lengths)
-    count = min(int(np.searchsorted(ends, limit)) + 1, len(ends))
-    before, lengths, ends = before[:count], lengths[:count], ends[:count]
-    lengths[-1] -= max(int(ends[-1]) - limit, 0)
-    starts = np.repeat(seqs[before] + np.uint64(1), lengths)
-    steps = np.arange(len(starts)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return starts + steps.astype(np.uint64)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.streams import stream_info
+from headrace.broker.handlers import stream_handlers
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
 from headrace.storage import StoreOptions
 
 
 def test_a_list_of_removed_messages_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_info, "DELETED_MAX", 5)
+    monkeypatch.setattr(stream_handlers, "DELETED_MAX", 5)
     broker = SimBroker(SimDisk(), StoreOptions())
     broker.start()
     broker.call("STREAM.CREATE.S", name="S", subjects=["s"])
