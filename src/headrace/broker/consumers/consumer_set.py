@@ -79,7 +79,7 @@ class ConsumerSet:
         by_name = self.internal if consumer.config.direct else self._visible
         by_name[consumer.name] = consumer
         self.track_pending(consumer)
-        self._filter_index.add(consumer, consumer.filters)
+        self._filter_index.add(consumer, consumer.filters, consumer.filter)
 
     def create(self, name: str, config: ConsumerConfig, ack_state: AckState) -> Consumer:
         """Create a consumer from a validated configuration and its initial state."""
@@ -153,7 +153,7 @@ class ConsumerSet:
     def on_filters_changed(self, consumer: Consumer, old_filters: Sequence[bytes]) -> None:
         """Update the index after a consumer changed its filters."""
         self._filter_index.remove(consumer, old_filters)
-        self._filter_index.add(consumer, consumer.filters)
+        self._filter_index.add(consumer, consumer.filters, consumer.filter)
 
     def has_interest(self, subject: bytes) -> bool:
         """Whether the filter of any consumer matches a subject."""

@@ -24,7 +24,10 @@ def iter_initial_state(
     """Return the ack state of a consumer that has delivered nothing yet; yield a call that takes long."""
     if config.deliver_policy == "last_per_subject" and stream_config.max_msgs_per_subject != 1:
         # Later messages follow after `last_seq`; those that are removed meanwhile are skipped at delivery.
-        yield from log.iter_resolve_last_seqs(subject_filter)
+        if log.num_subjects > MANY_SUBJECTS:
+            yield None
+            yield from log.iter_resolve_last_seqs(subject_filter)
+            yield None
         last_seq, lasts = log.last_seq, log.get_last_seqs(subject_filter)
         seqs = (yield partial(np.sort, lasts)) if len(lasts) > MANY_SUBJECTS else np.sort(lasts)
         return _make_last_per_subject_state(seqs, last_seq)

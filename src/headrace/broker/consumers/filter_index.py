@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.routing.subscription_trie import TrieNode, descend
 from headrace.protocol import subjects
+from headrace.storage import Filter
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer import Consumer
@@ -20,19 +21,32 @@ CACHE_MAX = 16_384
 class FilterIndex:
     """Literal filters by name, patterns in a trie, results cached."""
 
-    __slots__ = ("_cache", "_literals", "_patterns", "_removed_patterns", "_root", "_unfiltered")
+    __slots__ = (
+        "_cache",
+        "_literals",
+        "_patterns",
+        "_removed_patterns",
+        "_root",
+        "_unfiltered",
+        "_with_many_filters",
+    )
 
     def __init__(self) -> None:
         self._cache: dict[bytes, tuple[Consumer, ...]] = {}
         self._literals: dict[bytes, dict[Consumer, None]] = {}
         self._unfiltered: dict[Consumer, None] = {}
+        #: Consumers with many filters, and what finds out whether one of them matches.
+        self._with_many_filters: dict[Consumer, Filter] = {}
         self._patterns: dict[tuple[bytes, Consumer], None] = {}
         self._removed_patterns = 0
         self._root = TrieNode()
 
-    def add(self, consumer: Consumer, filters: Sequence[bytes]) -> None:
+    def add(self, consumer: Consumer, filters: Sequence[bytes], subject_filter: Filter | None = None) -> None:
         """Add a consumer with these filters; without filters it receives every subject."""
         self._cache.clear()
+        if subject_filter is not None and subject_filter.has_many_patterns:
+            self._with_many_filters[consumer] = subject_filter
+            return
         if not filters:
             self._unfiltered[consumer] = None
         for pattern in filters:
@@ -46,6 +60,8 @@ class FilterIndex:
         """Remove a consumer that was added with these filters."""
         self._cache.clear()
         self._unfiltered.pop(consumer, None)
+        if self._with_many_filters.pop(consumer, None) is not None:
+            return
         for pattern in filters:
             if subjects.is_literal(pattern):
                 consumers = self._literals.get(pattern, {})
@@ -79,4 +95,5 @@ class FilterIndex:
             frontier = descend(frontier, token, found)
         for node in frontier:
             found += node.entries
+        found += [each for each, own in self._with_many_filters.items() if own.matches(subject)]
         return tuple(dict.fromkeys(found))

@@ -66,15 +66,15 @@ def iter_deleted(log: StreamLog, limit: int) -> Generator[None, None, msgspec.Ra
 
 def _collect_names(log: StreamLog, subject_filter: Filter) -> Generator[None, None, list[bytes]]:
     subject_index = log.subject_index
-    known, sids = len(subject_index), log.find_subject_ids(subject_filter).tolist()
+    known, sids = len(subject_index), log.find_subject_ids(subject_filter)
     names: list[bytes] = []
     at = 0
     while at < len(sids):
         if len(subject_index) < known:  # dead subjects were dropped, and the others have new ids
-            known, sids = len(subject_index), log.find_subject_ids(subject_filter).tolist()
+            known, sids = len(subject_index), log.find_subject_ids(subject_filter)
             names, at = [], 0
             continue
-        names += map(subject_index.name, sids[at : at + STEP])
+        names += map(subject_index.name, sids[at : at + STEP].tolist())
         at += STEP
         if at < len(sids):
             yield

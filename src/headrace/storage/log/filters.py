@@ -47,6 +47,17 @@ class Filter:
     def __repr__(self) -> str:
         return f"Filter{self.patterns!r}"
 
+    @property
+    def has_many_patterns(self) -> bool:
+        """Whether `matches` is cheaper than to look for its patterns elsewhere."""
+        return self.root is not None
+
+    def matches(self, subject: bytes) -> bool:
+        """Return whether a subject, known or not, matches."""
+        if self.root is not None:
+            return bool(_find_owners([self.root], subject))
+        return not self.patterns or any(syntax.matches(pattern, subject) for pattern in self.patterns)
+
 
 class _Owner:
     """Stands for a filter in the tries, which must not keep it alive."""
