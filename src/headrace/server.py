@@ -20,7 +20,8 @@ from headrace.auth.authenticator import Authenticator
 from headrace.broker import SYSTEM, Accounts, Timers
 from headrace.broker.commit.disk_backpressure import combine_backpressure
 from headrace.clock import SystemClock
-from headrace.config.options import ANY_PORT, OptionsError, ServerOptions, from_keywords, is_loopback
+from headrace.config.open_listeners import find_open_listener, is_client_listener_open
+from headrace.config.options import ANY_PORT, OptionsError, ServerOptions, from_keywords
 from headrace.deprecation import RenamedAttribute
 from headrace.durations import Duration, parse_duration_ns
 from headrace.net.account_setup import AccountSetup
@@ -168,13 +169,16 @@ class Server:
     def reload(self, options: ServerOptions) -> None:
         """Apply changed options that can be reloaded, such as users, permissions and certificates; warn about the rest."""
         options.check()
+        merged_options = merge_options(self.options, options)
+        # The addresses stay as they were, so the new users have to fit those.
+        if error_text := find_open_listener(merged_options):
+            raise OptionsError(error_text)
         listener = self.listener
         tls, authenticator = make_server_context(options), Authenticator(options)
         tls_files = options.websocket.tls
         websocket_tls = make_tls_context(tls_files) if tls_files.cert else None
         for name in sorted(find_restart_only_changes(self.options, options)):
             self._log.warn(f"The change of {name} requires a restart")
-        merged_options = merge_options(self.options, options)
         self._account_setup.apply(merged_options, authenticator)
         self.options = merged_options
         previous_auth = listener.registry.authenticator
@@ -287,7 +291,7 @@ class Server:
         log.info(f"  Core:     {describe_core()}")
         log.info(f"  Name:     {self.server_name}")
         log.info(f"  ID:       {self.server_id}")
-        if not is_loopback(options.host) and not options.has_credentials and not options.tls_verify:
+        if is_client_listener_open(options):
             log.warn(f"Listening on {options.host or 'all addresses'!r} without authentication")
 
     async def _start_listener(self, tls: ssl.SSLContext | None) -> None:

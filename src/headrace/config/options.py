@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.leafnode_options import LeafnodeOptions
+from headrace.config.open_listeners import find_open_listener, is_loopback
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -305,20 +306,7 @@ def _check_websocket(o: ServerOptions) -> str:
 
 
 def _check_leafnodes(o: ServerOptions) -> str:
-    leafnode_options = o.effective_leafnodes
-    has_auth = (
-        leafnode_options.has_credentials
-        or o.has_credentials
-        or (leafnode_options.tls is not None and leafnode_options.tls.verify)
-    )
-    if leafnode_options.port and not (
-        has_auth or is_loopback(leafnode_options.host or o.host) or o.allow_remote_without_auth
-    ):
-        return (
-            f"refusing to accept leafnode connections on {leafnode_options.host or o.host!r} without authentication: "
-            "configure leafnodes { authorization { user, password } }, or use --allow_insecure to allow it"
-        )
-    return leafnode_options.find_error()
+    return o.effective_leafnodes.find_error()
 
 
 def _check_operator(o: ServerOptions) -> str:
@@ -350,21 +338,6 @@ def _check_server_name(o: ServerOptions) -> str:
     return ""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _check_remote_auth(o: ServerOptions) -> str:
-    if is_loopback(o.host) or o.has_credentials or o.tls_verify or o.allow_remote_without_auth:
-        return ""
-    return (
-        f"refusing to listen on {o.host or 'all addresses'!r} without authentication: every client in the network "
-        "could read and write all data. Use --user and --pass, --auth or --tlsverify; "
-        "or --allow_insecure to allow it"
-    )
-
-
 _CHECKS = (
     _check_ports,
     _check_limits,
@@ -378,7 +351,7 @@ _CHECKS = (
     _check_unique_users,
     _check_claims,
     _check_server_name,
-    _check_remote_auth,
+    find_open_listener,
 )
 
 

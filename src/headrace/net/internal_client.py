@@ -7,7 +7,8 @@ import ssl
 from typing import Any
 
 from headrace.auth.authenticator import INTERNAL_USER
-from headrace.config.options import LOOPBACK_HOST, is_loopback
+from headrace.config.open_listeners import is_loopback
+from headrace.config.options import LOOPBACK_HOST
 from headrace.net.listener import Listener
 from headrace.net.listener_profile import format_address
 

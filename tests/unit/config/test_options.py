@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from headrace.config.options import OptionsError, ServerOptions, User, from_keywords, is_loopback
+from headrace.config.options import OptionsError, ServerOptions, User, from_keywords
 
 
 def test_defaults_are_the_references_except_for_the_address() -> None:
@@ -82,18 +82,3 @@ def test_monitoring_stays_here_unless_told_otherwise() -> None:
     assert ServerOptions(host="0.0.0.0", token="t", http_host="10.0.0.1").monitoring_host == "127.0.0.1"
     assert ServerOptions(host="0.0.0.0", allow_remote_without_auth=True).monitoring_host == "0.0.0.0"
     assert ServerOptions(host="127.0.0.2").monitoring_host == "127.0.0.2"
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("127.0.0.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("", False),
-        ("10.0.0.1", False),
-    ],
-)
-def test_loopback_addresses_are_recognised(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected

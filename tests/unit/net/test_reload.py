@@ -89,3 +89,13 @@ def read(url: str) -> bytes:
     with urllib.request.urlopen(url) as answer:
         found: bytes = answer.read()
         return found
+
+
+async def test_a_reload_that_would_open_a_listener_is_refused() -> None:
+    options = replace(LOCAL, host="0.0.0.0", user="u", password="p")
+    async with headrace.Server(options=options) as server:
+        # The new address needs a restart, so the listener would stay where it is, without users.
+        with pytest.raises(OptionsError, match="without authentication"):
+            server.reload(LOCAL)
+        with pytest.raises(nats.errors.Error):
+            await nats.connect(f"nats://127.0.0.1:{server.port}", allow_reconnect=False, connect_timeout=20)
