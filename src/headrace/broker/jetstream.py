@@ -34,6 +34,7 @@ from headrace.broker.handlers import (
 from headrace.broker.handlers.api_dispatch import ApiDispatcher
 from headrace.broker.handlers.direct_get import DirectGet, MirrorDirectGet
 from headrace.broker.handlers.js_domain import DomainPrefix
+from headrace.broker.handlers.lease_registry import LeaseRegistry
 from headrace.broker.jetstream_settings import JetStreamSettings
 from headrace.broker.metadata_compaction import MetadataCompaction
 from headrace.broker.routing.router import SubjectRouter
@@ -42,7 +43,7 @@ from headrace.broker.stream import Stream
 from headrace.broker.streams.atomic_batch import AtomicBatchBudget
 from headrace.broker.streams.fast_ingest import FastIngestBudget
 from headrace.broker.streams.stream_metadata import StreamRecord, config_key, dedup_key
-from headrace.broker.timers import TimerHandle, Timers
+from headrace.broker.timers import Timers
 from headrace.clock import Clock
 from headrace.errors import RequestError, StoreError
 from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
@@ -101,7 +102,7 @@ class AccountJetStream:
         self.server_quota = server_quota if server_quota is not None else ServerQuota()
         self.backups: set[backup_send.BackupSender] = set()
         self.restores: dict[str, restore_receiver.BackupRestore] = {}
-        self.pin_leases: dict[str, TimerHandle] = {}  # name of a pin -> timer of its lease
+        self.pin_leases = LeaseRegistry(store, timers)
         self.api_total = self.api_errors = self.ended = 0
         self._clock, self._last_ns = clock, 0
         self._direct_gets: dict[str, list[DirectGet]] = {}
@@ -261,6 +262,7 @@ class AccountJetStream:
                 stream.schedules.start()
         for stream in self.streams.values():
             stream.sourcing.configure(stream.config)
+        self.pin_leases.load(self.clock_ns())
         self.server_quota.add_account(self)
 
     def close(self) -> None:

@@ -18,7 +18,9 @@ _BAD = "invalid mapping destination"
 _FUNCTION = r"\{{\{{\s*{name}\s*\((.*)\)\s*\}}\}}"
 _COMMA = re.compile(r",\s*")
 _BLANK = re.compile("[\t\n\f\r ]")
-_INT32_MAX = 2**31 - 1
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_INT64_DIGITS_MAX = 4000  # more cannot be converted by `int`, and leading zeros are allowed
 
 
 def _pattern(name: str) -> re.Pattern[str]:
@@ -238,7 +240,7 @@ def _parse_arguments(token: str, name: str, arguments: list[str]) -> TransformCa
     if name == "random":
         if first > _INT32_MAX:
             raise _make_argument_error(token)
-        return TransformCall(name, [], first, "")
+        return TransformCall(name, [], _to_int32(first), "")
     if name == "wildcard":
         return TransformCall(name, [first], 0, "")
     if name == "split":
@@ -246,7 +248,7 @@ def _parse_arguments(token: str, name: str, arguments: list[str]) -> TransformCa
             raise _make_argument_error(token)
         return TransformCall(name, [first], 0, arguments[1])
     size = _parse_number(token, arguments[1])
-    if not -_INT32_MAX <= size <= _INT32_MAX:
+    if not _INT32_MIN <= size <= _INT32_MAX:
         raise _make_argument_error(token)
     return TransformCall(name, [first], size, "")
 
@@ -255,7 +257,13 @@ def _parse_partition(token: str, arguments: list[str]) -> TransformCall:
     buckets = _parse_number(token, arguments[0])
     if buckets > _INT32_MAX:
         raise _make_argument_error(token)
-    return TransformCall("partition", [_parse_number(token, text) for text in arguments[1:]], buckets, "")
+    wildcards = [_parse_number(token, text) for text in arguments[1:]]
+    return TransformCall("partition", wildcards, _to_int32(buckets), "")
+
+
+def _to_int32(value: int) -> int:
+    """Keep the lowest 32 bits, as nats-server does: -4294967296 becomes 0."""
+    return (value - _INT32_MIN) % 2**32 + _INT32_MIN
 
 
 def _parse_number(token: str, text: str) -> int:
@@ -270,5 +278,9 @@ def _make_argument_error(token: str) -> BadTransform:
 
 
 def _parse_integer(text: str) -> int | None:
+    """Parse a number of 64 bits; None if it is not one."""
     digits = text[1:] if text[:1] in ("+", "-") else text
-    return int(text) if digits.isascii() and digits.isdigit() else None
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _INT64_DIGITS_MAX:
+        return None
+    value = int(text)
+    return value if _INT64_MIN <= value <= _INT64_MAX else None

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from headrace.broker.account_context import StreamJetStream
 from headrace.broker.commit.disk_backpressure import DiskBackpressure
+from headrace.broker.handlers.lease_registry import LeaseRegistry
 from headrace.broker.operation_runner import OffloopRunner, OperationRunner
 from headrace.broker.stream import Stream
-from headrace.broker.timers import TimerHandle
 from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
 from headrace.jetstream_api.configs import StreamConfig
 from headrace.storage import StreamLog
@@ -27,7 +27,7 @@ class ApiContext(StreamJetStream, Protocol):
     api_total: int
     api_errors: int
     disk_backpressure: DiskBackpressure
-    pin_leases: dict[str, TimerHandle]
+    pin_leases: LeaseRegistry
     run_operation: OperationRunner
     run_off_loop: OffloopRunner
 

@@ -1,6 +1,6 @@
 """Snapshot leases for readers in other processes, granted by API requests.
 
-Owns the two endpoints, the end of leases, and the tokens that let a reader fetch a pin's files over HTTP. Permissions on
+Owns the two endpoints and the tokens that let a reader fetch a pin's files over HTTP. Permissions on
 the endpoints' subjects decide which users may call them, so the broker grants direct reads, never access to the files
 alone. A token is valid for one pin, as long as that pin exists, also after a restart of the broker.
 """
@@ -11,16 +11,15 @@ import hmac
 import json
 import re
 import secrets
+from collections.abc import Generator
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
-from headrace.errors import StoreError
+from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest, ApiSteps
+from headrace.broker.handlers.lease_registry import LEASES_MAX, SnapshotLease
 from headrace.jetstream_api.errors import ApiError
 from headrace.protocol.json_exceptions import JSON_ERRORS
 from headrace.storage.snapshot import leases
-from headrace.storage.snapshot import manifest as manifests
-from headrace.storage.snapshot.manifest import Manifest
 
 if TYPE_CHECKING:
     from headrace.broker.handlers.api_context import ApiContext
@@ -31,7 +30,7 @@ _SECRET = b"pins/secret"
 _NAME = re.compile(r"[0-9a-f]{1,32}-[0-9]{1,9}")
 
 
-def create_lease(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def create_lease(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     """Pin a stream as it is now; the response is sent when everything in the pin is durable.
 
     With `pin` nothing new is pinned: the request asks for a token of an existing pin. With `grant` the response has a
@@ -39,36 +38,40 @@ def create_lease(jetstream: ApiContext, request: ApiRequest) -> bytes:
     """
     body = _parse_body(request)
     existing = body.get("pin")
-    manifest = (
-        _create(jetstream, request, body) if existing is None else _get_existing(jetstream, request, existing)
-    )
-    token = {"token": make_token(jetstream, manifest.pin)} if body.get("grant") is True else {}
+    if existing is None:
+        lease = yield from _iter_create(jetstream, request, body)
+    else:
+        lease = _get_existing(jetstream, request, existing)
+    token = {"token": make_token(jetstream, lease.pin)} if body.get("grant") is True else {}
     return _encode_response(
         "stream_pin_response",
-        pin=manifest.pin,
-        last_seq=manifest.committed_seq,
-        messages=manifest.messages,
-        expires_ns=manifest.expires_ns,
+        pin=lease.pin,
+        last_seq=lease.last_seq,
+        messages=lease.messages,
+        expires_ns=lease.expires_ns,
         **token,
     )
 
 
-def _create(jetstream: ApiContext, request: ApiRequest, body: dict[str, Any]) -> Manifest:
+def _iter_create(
+    jetstream: ApiContext, request: ApiRequest, body: dict[str, Any]
+) -> Generator[None, None, SnapshotLease]:
     stream = jetstream.get_stream(request.names[0])
     lease_s = body.get("lease", LEASE_S_DEFAULT)
     if not isinstance(lease_s, int | float) or not 0 < lease_s <= LEASE_S_MAX:
         raise ApiError.BAD_REQUEST()
     stream.retention.enforce()
-    _remove_expired(jetstream)
-    lease = leases.create_pin(jetstream.store, stream.log, lease_s, jetstream.clock_ns())
-    timer = jetstream.timers.at_wall_time(
-        lease.manifest.expires_ns, lambda: _on_lease_expired(jetstream, lease.id)
-    )
-    jetstream.pin_leases[lease.id] = timer
-    return lease.manifest
+    now_ns = jetstream.clock_ns()
+    jetstream.pin_leases.release_expired(now_ns)
+    if len(jetstream.pin_leases) >= LEASES_MAX:
+        raise ApiError.STREAM_GENERAL_ERROR(
+            err=f"the account has {LEASES_MAX} pins: release one with STREAM.UNPIN, or wait until a lease ends"
+        )
+    pin = yield from leases.iter_create_pin(jetstream.store, stream.log, lease_s, now_ns)
+    return jetstream.pin_leases.add(pin.manifest)
 
 
-def _get_existing(jetstream: ApiContext, request: ApiRequest, name: object) -> Manifest:
+def _get_existing(jetstream: ApiContext, request: ApiRequest, name: object) -> SnapshotLease:
     jetstream.get_stream(request.names[0])
     found = find_lease(jetstream, name) if isinstance(name, str) else None
     if found is None or found.stream != request.names[0]:
@@ -76,15 +79,9 @@ def _get_existing(jetstream: ApiContext, request: ApiRequest, name: object) -> M
     return found
 
 
-def find_lease(jetstream: ApiContext, name: str) -> Manifest | None:
-    """Return the manifest of a pin; None if it expired, was released, or the name is not valid."""
-    if not _NAME.fullmatch(name):
-        return None
-    try:
-        found = manifests.load(jetstream.store.disk, name)
-    except StoreError:
-        return None
-    return found if found.expires_ns > jetstream.clock_ns() else None
+def find_lease(jetstream: ApiContext, name: str) -> SnapshotLease | None:
+    """Return the lease of a pin; None if it expired, was released, or never existed."""
+    return jetstream.pin_leases.find(name, jetstream.clock_ns())
 
 
 def make_token(jetstream: ApiContext, name: str) -> str:
@@ -106,31 +103,18 @@ def is_valid_token(jetstream: ApiContext, name: str, token: str) -> bool:
 
 
 def release_lease(jetstream: ApiContext, request: ApiRequest) -> bytes:
-    """Release a pin before its lease ends; not an error if it is already gone."""
-    jetstream.get_stream(request.names[0])
+    """Release a pin of this stream before its lease ends; not an error if it is already gone."""
     name = _parse_body(request).get("pin")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ApiError.BAD_REQUEST()
-    leases.release_pin(jetstream.store, name)
-    _cancel_timer(jetstream, name)
+    lease = find_lease(jetstream, name)
+    if lease is None:
+        jetstream.get_stream(request.names[0])
+    elif lease.stream != request.names[0]:
+        # Permissions are granted by stream: a user of one stream must not release the pins of another.
+        raise ApiError.BAD_REQUEST()
+    jetstream.pin_leases.release(name)
     return _encode_response("stream_unpin_response", success=True)
-
-
-def _on_lease_expired(jetstream: ApiContext, name: str) -> None:
-    _cancel_timer(jetstream, name)
-    _remove_expired(jetstream)
-
-
-def _remove_expired(jetstream: ApiContext) -> None:
-    for name in leases.sweep_expired(jetstream.store, jetstream.clock_ns()):
-        _cancel_timer(jetstream, name)
-
-
-def _cancel_timer(jetstream: ApiContext, name: str) -> None:
-    """Cancel the timer of a lease that has ended."""
-    timer = jetstream.pin_leases.pop(name, None)
-    if timer is not None:
-        timer.cancel()
 
 
 def _parse_body(request: ApiRequest) -> dict[str, Any]:

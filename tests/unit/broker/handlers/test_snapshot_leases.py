@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.broker.handlers import lease_registry
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
 from headrace.storage import StoreOptions
@@ -39,13 +40,14 @@ def test_each_lease_ends_in_its_own_time(broker: SimBroker) -> None:
     before = len(broker.timers)
     long, short, gone = pinned(broker, 60), pinned(broker, 10), pinned(broker, 20)
     broker.call("STREAM.UNPIN.S", pin=gone)
+    broker.run_until_idle()
     assert broker.disk.list("pins") == sorted([long, short])
     broker.advance(11 * SECOND)
     assert broker.disk.list("pins") == [long]
     broker.advance(50 * SECOND)
     assert broker.disk.list("pins") == []
     assert len(broker.timers) == before
-    assert not broker.jetstream.pin_leases
+    assert len(broker.jetstream.pin_leases) == 0
 
 
 def test_one_that_is_swept_with_the_next_leaves_no_timer(broker: SimBroker) -> None:
@@ -53,5 +55,63 @@ def test_one_that_is_swept_with_the_next_leaves_no_timer(broker: SimBroker) -> N
     pinned(broker, 10)
     broker.clock.set_by(11 * SECOND)
     last = pinned(broker, 10)
+    broker.run_until_idle()
     assert broker.disk.list("pins") == [last]
     assert len(broker.timers) == before + 1
+
+
+def test_a_pin_is_released_through_its_own_stream_only(broker: SimBroker) -> None:
+    broker.call("STREAM.CREATE.T", name="T", subjects=["t"])
+    pin = pinned(broker, 60)
+    assert broker.call("STREAM.UNPIN.T", pin=pin)["error"]["err_code"] == 10003
+    assert broker.call("STREAM.PIN.T", pin=pin)["error"]["err_code"] == 10003
+    assert broker.call("STREAM.PIN.S", pin=pin)["pin"] == pin
+    assert broker.call("STREAM.UNPIN.S", pin=pin)["success"]
+    assert broker.call("STREAM.UNPIN.S", pin=pin)["success"]  # already gone
+    assert broker.call("STREAM.UNPIN.nothing", pin=pin)["error"]["err_code"] == 10059
+
+
+def test_the_pin_of_a_deleted_stream_can_be_released(broker: SimBroker) -> None:
+    pin = pinned(broker, 60)
+    broker.call("STREAM.DELETE.S")
+    assert broker.call("STREAM.UNPIN.S", pin=pin)["success"]
+    broker.run_until_idle()
+    assert broker.disk.list("pins") == []
+
+
+def test_the_number_of_pins_is_limited(broker: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.broker.handlers.snapshot_leases.LEASES_MAX", 3)
+    pins = [pinned(broker, 60) for _ in range(3)]
+    refused = broker.call("STREAM.PIN.S")
+    assert "UNPIN" in refused["error"]["description"]
+    broker.call("STREAM.UNPIN.S", pin=pins[0])
+    assert "pin" in broker.call("STREAM.PIN.S")
+    assert lease_registry.LEASES_MAX == 1000
+
+
+def test_other_pins_are_not_read(broker: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(5):
+        pinned(broker, 60)
+    read: list[str] = []
+    original = SimDisk.read
+
+    def recorded(disk: SimDisk, path: str, offset: int, length: int) -> bytes:
+        read.append(path)
+        return original(disk, path, offset, length)
+
+    monkeypatch.setattr(SimDisk, "read", recorded)
+    broker.call("STREAM.UNPIN.S", pin=pinned(broker, 60))
+    assert [path for path in read if path.startswith("pins/")] == []
+
+
+def test_a_restart_remembers_the_leases(broker: SimBroker) -> None:
+    short, long = pinned(broker, 10), pinned(broker, 60)
+    broker.jetstream.close()
+    broker.clock.advance(11 * SECOND)
+    again = SimBroker(broker.disk, StoreOptions(), broker.clock)
+    again.start()
+    assert again.disk.list("pins") == [long]
+    assert again.call("STREAM.UNPIN.S", pin=short)["success"]
+    assert again.call("STREAM.PIN.S", pin=long)["pin"] == long
+    again.advance(50 * SECOND)
+    assert again.disk.list("pins") == []

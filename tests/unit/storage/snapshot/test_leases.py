@@ -188,3 +188,28 @@ def test_in_the_same_process_a_snapshot_is_durable_and_released(opened):
     assert len(opened.disk.list("pins")) == 1
     snapshot.close()
     assert opened.disk.list("pins") == []
+
+
+def test_a_pin_made_in_steps_survives_segments_that_the_store_removes(opened, monkeypatch):
+    monkeypatch.setattr(leases, "SEGMENTS_PER_STEP", 1)
+    opened.append(400, size=400)
+    opened.checkpoint()
+    segments = len(opened.log.sealed_segments)
+    assert segments > 3
+    steps = leases.iter_create_pin(opened.store, opened.log, 60, NOW)
+    next(steps)
+    opened.trim(opened.log.last_seq - 20)
+    opened.checkpoint()
+    assert len(opened.log.sealed_segments) < segments
+    expected = opened.rows()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            pin = finished.value
+            break
+    assert pin.manifest.lost == []
+    assert read(opened, pin.id) == expected
+    leases.submit_release(opened.store, pin.id)
+    opened.disk.drain()
+    assert opened.disk.list("pins") == []
