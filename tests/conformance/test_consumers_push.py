@@ -256,6 +256,39 @@ class TestFlowAcknowledgement:
         ten.client.publish(asked.reply, headers={"Nats-Last-Consumer": "99", "Nats-Last-Stream": "99"})
         eventually(lambda: position(ten.info("A"), "ack_floor") == (3, 3))
 
+    def test_an_answer_with_thousands_of_digits(self, ten: Reading, inbox: str) -> None:
+        sid = ten.client.subscribe(inbox)
+        ten.made("A", ack_policy="flow_control", deliver_subject=inbox, max_ack_pending=3)
+        asked = [ten.client.next(sid) for _ in range(4)][-1]
+        digits = "9" * 5000
+        ten.client.publish(asked.reply, headers={"Nats-Last-Consumer": digits, "Nats-Last-Stream": digits})
+        assert position(ten.info("A"), "ack_floor") == (0, 0)
+
+    def test_a_sampling_frequency_with_thousands_of_digits(self, ten: Reading) -> None:
+        answer = ten.create("D", sample_freq="9" * 5000)
+        assert answer["error"]["err_code"] == 10095
+        assert "value out of range" in answer["error"]["description"]
+
+
+FORGED = pytest.mark.ours_only("A forged ack cannot move the ack floor beyond deliveries")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    ["2.{most}.{most}", "{most}.2.2", "2.{most}.2", pytest.param("2.2.{most}", marks=FORGED)],
+)
+def test_a_forged_ack_does_not_move_the_floor_beyond_what_was_delivered(
+    ten: Reading, inbox: str, numbers: str
+) -> None:
+    sid = ten.client.subscribe(inbox)
+    flow = {"flow_control": True, "idle_heartbeat": 5 * SECOND}
+    ten.made("F", ack_policy="all", deliver_subject=inbox, max_ack_pending=3, **flow)
+    first = ten.client.next(sid)
+    forged = first.reply.split(".")
+    forged[4:7] = numbers.format(most=2**63 - 1).split(".")
+    ten.client.publish(".".join(forged), b"+ACK")
+    assert max(position(ten.info("F"), "ack_floor")) <= 3
+
 
 def test_a_slow_listener_gets_everything(
     reading: Make, server: Server, connect: Callable[..., Client], inbox: str

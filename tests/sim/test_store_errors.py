@@ -41,10 +41,15 @@ def test_a_rotten_last_message_stops_no_start() -> None:
 def test_after_a_failed_sync_everybody_is_told() -> None:
     broker = start()
     broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"])
+    broker.call("STREAM.CREATE.M", name="M", subjects=["m.>"], storage="memory", allow_atomic=True)
     broker.disk.faults.add(Fault(kinds=("sync",), sticky=True))
     lost = broker.publish("s.a", b"x")
     broker.run_until_idle()
     numbers = [broker.publish("s.a", b"x") for _ in range(50)] + [broker.call_nowait("STREAM.INFO.S")]
+    numbers += [broker.publish("m.a", b"x"), broker.publish("m.a", b"x", Nats_Msg_Id="1")]
+    numbers.append(
+        broker.publish("m.a", b"x", Nats_Batch_Id="b", Nats_Batch_Sequence="1", Nats_Batch_Commit="1")
+    )
     broker.run_until_idle()
     assert lost not in broker.replies
     assert all(broker.replies[number].json["error"]["err_code"] == 10023 for number in numbers)

@@ -279,6 +279,9 @@ class Store:
                 f"a write failed: {error}; restart the server to recover what is on disk"
             )
             self.open_frame.closed = True
+            for log in self.logs.values():
+                if isinstance(log, MemoryLog):
+                    log.refuse_appends()
 
     def fail_on_error(self, error: OSError | None) -> None:
         """Completion callback for submissions of which only failure matters."""

@@ -108,12 +108,17 @@ class AckHandler:
             consumer.persist_soon()
 
     def ack_all(self, seq: int, consumer_seq: int) -> None:
-        """Acknowledge everything up to a message."""
+        """Acknowledge everything up to a message.
+
+        A forged ack with sequences that were never delivered must not move the floor beyond them.
+        """
         consumer = self._consumer
-        if seq <= consumer.ack_state.get_ack_floor()[1]:
+        ack_state = consumer.ack_state
+        seq, consumer_seq = min(seq, ack_state.stream_seq), min(consumer_seq, ack_state.consumer_seq)
+        if seq <= ack_state.get_ack_floor()[1]:
             return
         was_full = consumer.at_max_ack_pending()
-        consumer.on_acked(consumer.ack_state.ack_through(seq, consumer_seq), was_full)
+        consumer.on_acked(ack_state.ack_through(seq, consumer_seq), was_full)
 
     # Other kinds
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.storage.sequence_arrays import Seqs
 
 _ALPHABET = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_DIGITS_MAX = 20
 _LAST_CONSUMER = b"Nats-Last-Consumer"
 _LAST_STREAM = b"Nats-Last-Stream"
 _UNLIMITED = 1 << 40
@@ -274,9 +275,6 @@ class PushDelivery:
             stream_seq = _parse_number(headers.get(header, _LAST_STREAM))
             consumer_seq = _parse_number(headers.get(header, _LAST_CONSUMER))
             if stream_seq and consumer_seq > self._ack_state.get_ack_floor()[0]:
-                # A reply with sequences that were never delivered must not move the floor beyond them.
-                stream_seq = min(stream_seq, self._ack_state.stream_seq)
-                consumer_seq = min(consumer_seq, self._ack_state.consumer_seq)
                 consumer.ack_handler.ack_all(stream_seq, consumer_seq)
         # Another request now would only get the same reply; the next heartbeat sends one.
         self._reply_acked_nothing = self._ack_state.get_ack_floor() == floor
@@ -305,4 +303,4 @@ class PushDelivery:
 
 
 def _parse_number(value: bytes | None) -> int:
-    return int(value) if value is not None and value.isdigit() else 0
+    return int(value) if value is not None and value.isdigit() and len(value) <= _DIGITS_MAX else 0

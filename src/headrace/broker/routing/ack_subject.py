@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headrace.storage.sequence_arrays import Seqs
 
 _PREFIX = [b"$JS", b"ACK"]
+_DIGITS_MAX = 20
 
 
 class Delivery(NamedTuple):
@@ -34,7 +35,7 @@ def parse_ack_subject(reply: bytes) -> Delivery | None:
         return None
     at = 3 if len(tokens) == 9 else 5
     numbers = tokens[at + 1 : at + 6]
-    if len(numbers) < 5 or not all(number.isdigit() for number in numbers):
+    if len(numbers) < 5 or not all(number.isdigit() and len(number) <= _DIGITS_MAX for number in numbers):
         return None
     return Delivery(tokens[at], *map(int, numbers))
 

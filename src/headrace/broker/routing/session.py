@@ -6,7 +6,6 @@ the router and vice versa. The compiled core handles publishing and calls back h
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +24,10 @@ from headrace.protocol.json_exceptions import JSON_ERRORS
 SYSTEM_QUEUE = b"_sys_"
 DIGITS_MAX = 9
 UNAUTHORIZED = "Authorization Violation"
+
+#: So many different texts (names of client libraries, versions) are shared between sessions.
+_SHARED_TEXTS_MAX = 1000
+_shared_texts: dict[str, str] = {}
 
 _BOOLS = ("verbose", "pedantic", "echo", "headers", "no_responders", "tls_required", "new_account")
 _STRINGS = ("name", "lang", "version", "user", "pass", "auth_token", "nkey", "sig", "jwt", "account")
@@ -155,6 +158,7 @@ class Session(BackpressuredClient):
         if self.no_responders and not self.headers:
             raise ProtocolError("no responders requires headers support")
         self.authenticated = self.connect_accepted = True
+        self.lang, self.version = _share_text(self.lang), _share_text(self.version)
         self.transport.on_connected()
         self._send_ok()
 
@@ -188,8 +192,8 @@ class Session(BackpressuredClient):
         self.no_responders = fields.get("no_responders", False)
         self.protocol = fields.get("protocol", 0)
         self.name = fields.get("name", "")
-        self.lang = sys.intern(fields.get("lang", ""))
-        self.version = sys.intern(fields.get("version", ""))
+        self.lang = fields.get("lang", "")
+        self.version = fields.get("version", "")
 
     def on_ping(self) -> None:
         """Send PONG; after the first PING, send INFO to clients that support it."""
@@ -355,3 +359,13 @@ def parse_connect(args: bytes) -> dict[str, Any]:
     if type(fields.get("protocol", 0)) is not int:
         raise ProtocolError(None)
     return fields
+
+
+def _share_text(text: str) -> str:
+    """Return an equal text that other sessions use too, so that many clients of one kind cost little memory.
+
+    Not `sys.intern`: some versions of Python never free interned texts, and clients choose them.
+    """
+    if len(_shared_texts) < _SHARED_TEXTS_MAX:
+        return _shared_texts.setdefault(text, text)
+    return _shared_texts.get(text, text)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _STATUS = b"NATS/1.0 100 "
 _STALLED = b"Nats-Consumer-Stalled"
+_DIGITS_MAX = 20
 _LAST_CONSUMER = b"Nats-Last-Consumer"
 #: What a message of a run counts besides header and payload: deliver subject and ack subject.
 _MESSAGE_OVERHEAD = 100
@@ -191,7 +192,7 @@ class UpstreamReceiver:
 
     def _on_heartbeat(self, header: bytes) -> None:
         last = headers.get(header, _LAST_CONSUMER) or b""
-        if not last.isdigit():
+        if not last.isdigit() or len(last) > _DIGITS_MAX:
             return
         if int(last) not in (0, self._last_consumer_seq):
             sometimes("gap reported by an upstream heartbeat")

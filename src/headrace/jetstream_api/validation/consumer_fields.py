@@ -20,6 +20,7 @@ EXPIRES_MIN = SECOND_NS // 1000
 
 _GROUP_NAME = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_SAMPLING_DIGITS_MAX = 4000  # leading zeros are allowed
 
 # Names in error texts of the policies that take neither a start sequence nor a start time.
 _WITHOUT_START = {"all": "all", "last": "last", "last_per_subject": "last per subject", "new": "new"}
@@ -234,7 +235,7 @@ def _check_sampling(config: ConsumerConfig) -> None:
     text = config.sample_freq.removesuffix("%")
     if not _INTEGER.fullmatch(text):
         raise ApiError.CONSUMER_INVALID_SAMPLING(err=f"strconv.Atoi: parsing {quote(text)}: invalid syntax")
-    if not -(2**63) <= int(text) < 2**63:
+    if len(text) > _SAMPLING_DIGITS_MAX or not -(2**63) <= int(text) < 2**63:
         raise ApiError.CONSUMER_INVALID_SAMPLING(
             err=f"strconv.Atoi: parsing {quote(text)}: value out of range"
         )

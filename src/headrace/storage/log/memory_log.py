@@ -31,6 +31,18 @@ class MemoryLog(StreamLog):
         )
         super().__init__(open_frame, ident, name, limits, journaled=False, first_seq=first_seq)
 
+    def refuse_appends(self) -> None:
+        """Refuse all messages from now on: the store has failed, and nothing is acknowledged until a restart."""
+        self.large_bytes = 0
+
+    def append_large(
+        self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int, flags: int
+    ) -> int:
+        """Raise the error of the store; only called after `refuse_appends`, because no message is large in memory."""
+        assert self.open_frame.extend is not None
+        self.open_frame.extend(0)
+        return super().append_large(subject, header, payload, time_ns, ttl_s, flags)
+
     def make_active_segment(self) -> Segment:
         self.next_segment += 1
         return Segment(self.next_segment, self.columns)

@@ -152,3 +152,14 @@ def test_no_responders_needs_a_plain_subscription_of_ones_own(desk: Desk) -> Non
 
 def test_a_greeting_nested_deep_ends_the_connection_in_good_order(twin: str) -> None:
     assert Desk(twin).client(b"", ready=False).say(b"CONNECT " + DEEP + b"\r\n") == b"<EOF>"
+
+
+def test_texts_of_strangers_are_not_shared(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interned texts are never freed by Python 3.12.0 to 3.12.4, and each stranger can bring new ones."""
+    module = desk.classes.Session.on_connect.__globals__
+    monkeypatch.setitem(module, "_SHARED_TEXTS_MAX", 3)
+    desk.client(b"").say(b'CONNECT {"lang":"stranger","version":"1","protocol":9}\r\n')
+    assert module["_shared_texts"] == {}
+    for number in range(9):
+        desk.client(b"").say(b'CONNECT {"lang":"python","version":"%d"}\r\n' % number)
+    assert list(module["_shared_texts"]) == ["python", "0", "1"]
