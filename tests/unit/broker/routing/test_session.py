@@ -157,6 +157,7 @@ def test_a_greeting_nested_deep_ends_the_connection_in_good_order(twin: str) -> 
 def test_texts_of_strangers_are_not_shared(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interned texts are never freed by Python 3.12.0 to 3.12.4, and each stranger can bring new ones."""
     module = desk.classes.Session.on_connect.__globals__
+    monkeypatch.setitem(module, "_shared_texts", {})
     monkeypatch.setitem(module, "_SHARED_TEXTS_MAX", 3)
     desk.client(b"").say(b'CONNECT {"lang":"stranger","version":"1","protocol":9}\r\n')
     assert module["_shared_texts"] == {}
