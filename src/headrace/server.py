@@ -20,7 +20,7 @@ from headrace.auth.authenticator import Authenticator
 from headrace.broker import SYSTEM, Accounts, Timers
 from headrace.broker.commit.disk_backpressure import combine_backpressure
 from headrace.clock import SystemClock
-from headrace.config.open_listeners import find_open_listener, is_client_listener_open
+from headrace.config.open_listeners import is_client_listener_open
 from headrace.config.options import ANY_PORT, OptionsError, ServerOptions, from_keywords
 from headrace.deprecation import RenamedAttribute
 from headrace.durations import Duration, parse_duration_ns
@@ -170,9 +170,6 @@ class Server:
         """Apply changed options that can be reloaded, such as users, permissions and certificates; warn about the rest."""
         options.check()
         merged_options = merge_options(self.options, options)
-        # The addresses stay as they were, so the new users have to fit those.
-        if error_text := find_open_listener(merged_options):
-            raise OptionsError(error_text)
         listener = self.listener
         tls, authenticator = make_server_context(options), Authenticator(options)
         tls_files = options.websocket.tls
@@ -187,6 +184,8 @@ class Server:
         self._log.debug_enabled, self._log.trace_enabled = options.debug, options.trace
         for connection in list(listener.connections.values()):
             recheck_connection(connection, authenticator, previous_auth)
+        if self._leafnodes is not None:
+            self._leafnodes.recheck(authenticator, previous_auth)
         self._log.info("Reloaded server configuration")
 
     async def __aenter__(self) -> Self:

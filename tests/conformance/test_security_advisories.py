@@ -303,6 +303,25 @@ class TestHeaders:
             assert len(infos) == 1
             assert json.loads(infos[0].partition(b":")[2])["acc"] == "B"
 
+    @pytest.mark.ours_only("`Nats-Request-Info` of a client is removed whatever ends its lines")
+    @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n", b"\n\n"])
+    def test_who_asks_cannot_be_made_up_with_other_line_ends(self, user: User, end: bytes) -> None:
+        """Libraries of clients also take a single CR or LF for the end of a line."""
+        a, b = user("all"), user("b")
+        sid = a.subscribe("svc")
+        a.flush()
+        forged = b'nats-request-info : {"acc":"A","user":"all"}'
+        for block in (
+            b"NATS/1.0" + end + forged + end + b"\r\n",
+            b"NATS/1.0\r\nK: v" + end + forged + end + b"L: w\r\n\r\n",
+            b"NATS/1.0\r\nK: v" + end + forged + b"\r\n\r\n",
+        ):
+            b.send(b"HPUB svc _INBOX.x %d %d\r\n%s\r\n" % (len(block), len(block), block))
+            found = a.next(sid).header
+            assert found.lower().count(b"nats-request-info") == 1
+            info = next(line for line in found.splitlines() if line.startswith(b"Nats-Request-Info:"))
+            assert json.loads(info.partition(b":")[2])["acc"] == "B"
+
     def test_a_trace_is_sent_nowhere_it_may_not(self, user: User) -> None:
         """CVE-2026-33249: a header that makes the server publish."""
         everybody, narrow = user("all"), user("narrow")

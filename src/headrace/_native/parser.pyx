@@ -129,10 +129,16 @@ cdef inline bint is_well_formed(const char *at, const char *end) noexcept nogil:
 
 
 cdef inline bint is_reserved_reply(const char *at, Py_ssize_t size) noexcept nogil:
-    """Return whether a reply subject belongs to the server itself."""
+    """Return whether a reply subject belongs to the server itself; `$JS.<domain>.API.` is the API, too."""
+    cdef const char *dot
     if size > 4 and at[0] == 95:
         return memcmp(at, b"_R_.", 4) == 0 or (size > 5 and memcmp(at, b"_GR_.", 5) == 0)
-    return size > 8 and at[0] == 36 and (memcmp(at, b"$JS.ACK.", 8) == 0 or memcmp(at, b"$JS.API.", 8) == 0)
+    if size <= 8 or at[0] != 36 or memcmp(at, b"$JS.", 4) != 0:
+        return False
+    if memcmp(at + 4, b"ACK.", 4) == 0 or memcmp(at + 4, b"API.", 4) == 0:
+        return True
+    dot = <const char *>memchr(at + 4, 46, size - 4)
+    return dot != NULL and at + size - dot > 5 and memcmp(dot, b".API.", 5) == 0
 
 
 cdef bint pattern_affects_key(const char *pattern, const char *pattern_end, const char *key, const char *key_end, int kind) noexcept nogil:

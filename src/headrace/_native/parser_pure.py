@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from headrace._native.reserved_subjects import is_reserved_reply
 from headrace.errors import ProtocolError
 
 KEY_EXACT: Final = 0
@@ -28,7 +29,6 @@ DENIED_PREFIXES = (b"$NRG.", b"_GR_.")
 #: Payloads of at least this size are not copied for each of several receivers.
 SHARED_MIN = 16384
 LINE_BYTES = 24  # approximate size of a line without subject and reply
-RESERVED_REPLY_PREFIXES = (b"_R_.", b"_GR_.", b"$JS.ACK.", b"$JS.API.")
 DIGITS_MAX = 9
 VERB_MAX = 8
 _TO_SPACES = bytes.maketrans(b"\t\r", b"  ")
@@ -51,11 +51,6 @@ def parse_digits(digits: bytes) -> int:
 def is_well_formed(subject: bytes) -> bool:
     """Return whether no token between dots is empty."""
     return b"" not in subject.split(b".")
-
-
-def is_reserved_reply(reply: bytes) -> bool:
-    """Return whether a reply subject belongs to the server itself."""
-    return reply.startswith(RESERVED_REPLY_PREFIXES) and reply not in RESERVED_REPLY_PREFIXES
 
 
 def pattern_affects_key(pattern: list[bytes], key: list[bytes], kind: int) -> bool:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from headrace.broker.timers import Timers
 
 REQUEST_INFO = b"Nats-Request-Info"
-_INFO_LINE = re.compile(rb"(?im)^nats-request-info[ \t]*:.*\r\n")
+#: The line with the break before it. Clients of others also end lines at a single CR or LF.
+_INFO_LINE = re.compile(rb"(?i)[\r\n]+nats-request-info[ \t]*:[^\r\n]*(?=[\r\n]|$)")
 
 
 # Streams

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from headrace.auth.authenticator import Authenticator, RecheckResult, UserIdentity
-from headrace.config.options import ServerOptions
+from headrace.config.open_listeners import find_open_listener
+from headrace.config.options import OptionsError, ServerOptions
 from headrace.net.client_connection import ClientConnection
 
 RELOADABLE = {
@@ -59,13 +60,18 @@ def find_restart_only_changes(before: ServerOptions, after: ServerOptions) -> se
 
 
 def merge_options(before: ServerOptions, after: ServerOptions) -> ServerOptions:
-    """Return the new options: the reloadable ones from `after`, the rest from `before`."""
+    """Return the new options: the reloadable ones from `after`, the rest from `before`.
+
+    Raise OptionsError if a listener, whose address stays as it was, would lose its authentication.
+    """
     new_options = replace(before, **{name: getattr(after, name) for name in RELOADABLE})
     # A WebSocket listener keeps its address; a reload does not open a new one.
     old_websocket = before.websocket
-    return replace(
-        new_options, websocket=replace(after.websocket, host=old_websocket.host, port=old_websocket.port)
-    )
+    websocket = replace(after.websocket, host=old_websocket.host, port=old_websocket.port)
+    merged = replace(new_options, websocket=websocket)
+    if error_text := find_open_listener(merged):
+        raise OptionsError(error_text)
+    return merged
 
 
 def recheck_connection(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace._native.parser_pure import is_reserved_reply
+from headrace._native.reserved_subjects import is_reserved_reply
 from support.native_and_pure import TWINS, Anybody, Desk, load
 
 UNKNOWN = b"-ERR 'Unknown Protocol Operation'\r\n<EOF>"
@@ -280,3 +280,19 @@ def test_twins_have_the_same_names() -> None:
 def test_a_reply_cannot_call_the_api() -> None:
     """The parser refuses replies under `$JS.API.`; so an answer can never be a request."""
     assert is_reserved_reply(b"$JS.API.STREAM.DELETE.Y")
+    assert is_reserved_reply(b"$JS.domain.API.STREAM.DELETE.Y")
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"$JS.API.", b"$JS.API.x", b"$JS.API", b"$JS.APIx.y", b"$JS.d.API", b"$JS.d.API.", b"$JS.d.API.x",
+        b"$JS.d.e.API.x", b"$JS.d.APIx.y", b"$JS.ACK.x", b"$JS.ACK.", b"$JS.dddddddd", b"$JS.FC.a.b", b"$JT.d.API.x",
+        b"_R_.a", b"_R_.", b"_GR_.a", b"_INBOX.a", b"JS.d.API.x", b"$JS..API.x",
+    ],
+)  # fmt: skip
+def test_both_versions_refuse_the_same_replies(twin: str, reply: bytes) -> None:
+    client = Desk(twin).client()
+    refused = b"Reply of" in client.say(b"PUB a " + reply + b" 0\r\n\r\n")
+    assert refused == is_reserved_reply(reply)

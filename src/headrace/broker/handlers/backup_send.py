@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace._native.parser_pure import RESERVED_REPLY_PREFIXES
+from headrace._native.reserved_subjects import is_reserved_reply, is_server_subject
 from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
 from headrace.broker.handlers.backup_reader import BackupReader
 from headrace.broker.streams.stream_info import make_stream_state
@@ -46,7 +46,11 @@ def start_backup(jetstream: ApiContext, request: ApiRequest) -> bytes:
     stream = jetstream.get_stream(request.names[0])
     wanted = decode(SnapshotRequest, request.body, strict=jetstream.reject_unknown_fields)
     deliver = wanted.deliver_subject.encode()
-    if not subjects.is_valid_publish(deliver) or deliver.startswith(RESERVED_REPLY_PREFIXES):
+    if (
+        not subjects.is_valid_publish(deliver)
+        or is_reserved_reply(deliver + b".x")
+        or is_server_subject(deliver)
+    ):
         raise ApiError.SNAPSHOT_DELIVER_SUBJECT_INVALID()
     if len(jetstream.backups) >= CONCURRENT_MAX:
         raise ApiError.STREAM_SNAPSHOT(err="too many snapshots in progress")

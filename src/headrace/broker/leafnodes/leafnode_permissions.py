@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from headrace._native.reserved_subjects import is_api_subject
 from headrace.broker.routing.permissions import Permissions
 from headrace.protocol import subjects
 
@@ -22,11 +23,13 @@ _REPLY_PREFIXES = (b"_R_.", b"$JS.ACK.")
 class LeafnodePermissions:
     """Deny wins; no allow list allows everything."""
 
-    __slots__ = ("allow", "deny")
+    __slots__ = ("_deny_plain", "allow", "deny")
 
     def __init__(self, allow: Iterable[bytes] | None = None, deny: Iterable[bytes] = ()) -> None:
         self.allow = None if allow is None else tuple(allow)
         self.deny = tuple(deny)
+        #: The denied patterns that may match a subject without `$`, such as an inbox.
+        self._deny_plain = tuple(entry for entry in self.deny if not entry.startswith(b"$"))
 
     def with_denied(self, deny: Iterable[bytes]) -> LeafnodePermissions:
         """Return the same permissions with more subjects denied."""
@@ -41,6 +44,14 @@ class LeafnodePermissions:
     def allows_inbound(self, subject: bytes) -> bool:
         """Whether a message that arrived is accepted; replies to what was sent always are."""
         return subject.startswith(_REPLY_PREFIXES) or self.allows(subject)
+
+    def allows_reply(self, reply: bytes) -> bool:
+        """Whether the other side may name this reply subject: nobody here may be made to publish where it may not."""
+        if not reply.startswith(b"$"):
+            return not any(subjects.matches(entry, reply) for entry in self._deny_plain)
+        if is_api_subject(reply) or reply.startswith(b"$SYS."):
+            return False
+        return not any(subjects.matches(entry, reply) for entry in self.deny)
 
     def allows_interest(self, pattern: bytes) -> bool:
         """Whether interest in a pattern may be announced."""

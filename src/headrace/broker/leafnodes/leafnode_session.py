@@ -317,13 +317,16 @@ class LeafnodeSession(BackpressuredClient):
         if b"@" in reply:
             reply, original_subject = leafnode.decode_original_subject(reply)
             original_subject = original_subject if subjects.is_well_formed(original_subject) else subject
+        inbound = self.leafnode_permissions.inbound
+        if reply and not inbound.allows_reply(reply):
+            # Only this message is dropped: the server that dialed cannot know which replies its clients may use.
+            return
         if inbound_route.local_route is not None:
             self.table.deliver(inbound_route.local_route, original_subject, reply, header, payload)
         for subscriber in inbound_route.internal_subscribers:
             subscriber.on_message(self, original_subject, reply, header, payload)
         if inbound_route.fast_paths:
             # A message is never stored under an original subject that the other side may not publish to.
-            inbound = self.leafnode_permissions.inbound
             stored_subject = (
                 original_subject
                 if original_subject is subject or inbound.allows(original_subject)

@@ -141,6 +141,14 @@ class Permissions:
         )
 
 
+def have_equal_rules(one: Permissions | None, other: Permissions | None) -> bool:
+    """Whether two sets of permissions allow the same."""
+    if one is None or other is None:
+        return one is other
+    names = ("publish_allow", "publish_deny", "subscribe_allow", "subscribe_deny", "responses")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
 def _parse_rule(entry: bytes) -> tuple[bytes, bytes | None]:
     subject, *queue = entry.split()
     return subject, queue[0] if queue else None

@@ -2,6 +2,7 @@
 
 import re
 
+from headrace._native.reserved_subjects import is_server_subject
 from headrace.jetstream_api import metadata, names
 from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
@@ -151,7 +152,7 @@ def _check_push(config: ConsumerConfig, stream: StreamConfig) -> None:
     subject = config.deliver_subject
     if not names.is_literal(subject):
         raise ApiError.CONSUMER_DELIVER_TO_WILDCARDS()
-    if not names.is_valid_subject(subject):
+    if not names.is_valid_subject(subject) or is_server_subject(subject.encode()):
         raise ApiError.CONSUMER_INVALID_DELIVER_SUBJECT()
     if any(names.is_subset(subject, stream_subject) for stream_subject in stream.subjects):
         raise ApiError.CONSUMER_DELIVER_CYCLE()

@@ -6,6 +6,7 @@ configuration; nothing here changes them.
 
 from collections.abc import Mapping
 
+from headrace._native.reserved_subjects import is_server_subject
 from headrace.errors import RequestError
 from headrace.jetstream_api import names
 from headrace.jetstream_api.configs import External, StreamConfig, StreamSource
@@ -222,7 +223,8 @@ def _check_source(source: StreamSource) -> None:
 
 def _check_externals(externals: list[External], upstream_subjects: list[str]) -> None:
     for prefix in (each.deliver for each in externals if each.deliver):
-        if not (names.is_valid_subject(prefix) and names.is_literal(prefix)):
+        is_plain = names.is_valid_subject(prefix) and names.is_literal(prefix)
+        if not is_plain or is_server_subject(f"{prefix}.x".encode()):
             raise ApiError.STREAM_INVALID_EXTERNAL_DELIVERY_SUBJ(prefix=prefix)
         for subject in upstream_subjects:
             if names.overlaps(subject, f"{prefix}.{subject}"):
@@ -231,6 +233,8 @@ def _check_externals(externals: list[External], upstream_subjects: list[str]) ->
         if not (names.is_valid_subject(prefix) and names.is_literal(prefix)):
             text = f'stream external api prefix "{prefix}" must be a valid subject without wildcards'
             raise invalid_config(text)
+        if prefix.split(".")[0] == "$SYS":
+            raise invalid_config(f'stream external api prefix "{prefix}" belongs to the server')
         if names.overlaps(prefix, _API_PREFIX):
             raise ApiError.STREAM_EXTERNAL_API_OVERLAP(prefix=prefix, subject=_API_PREFIX)
 

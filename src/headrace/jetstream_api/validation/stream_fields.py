@@ -13,6 +13,9 @@ from headrace.jetstream_api.subject_transform import BadTransform, check_transfo
 from headrace.jetstream_api.times import SECOND_NS, format_duration
 from headrace.jetstream_api.validation import pattern_checks
 
+#: A copy of a message must not be a request to the server: its creator may have no permission for that.
+_SERVER_TOKENS = ("$JS", "$SYS")
+
 REPLICAS_MAX = 5
 DEFAULT_DUPLICATE_WINDOW = 120 * SECOND_NS
 DEFAULT_MARKER_TTL = 900 * SECOND_NS
@@ -246,6 +249,8 @@ def _check_republish(config: StreamConfig, strict: bool) -> None:
         src = dest = transform.dest
     if any(names.overlaps(dest, subject) for subject in config.subjects):
         raise invalid_config("stream configuration for republish destination forms a cycle")
+    if dest.split(".")[0] in _SERVER_TOKENS:
+        raise invalid_config(f"stream configuration for republish destination '{dest}' belongs to the server")
     try:
         compile_transform(src, dest)
     except BadTransform:

@@ -1,6 +1,7 @@
 """Dials another server and keeps the connection up, with increasing delays between attempts.
 
-Owns the delays and the choice of the address. The other side may name more addresses of its cluster; they are tried too.
+Owns the delays and the choice of the address. The other side may name more addresses of its cluster; they are tried too,
+unless a password would be sent there and no certificate proves that it is the right server.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class LeafnodeDialer:
         return addresses[self._next_index - 1]
 
     def _get_discovered(self) -> list[LeafnodeAddress]:
-        if self._remote.ignore_discovered or self._connection is None:
+        if self._remote.ignore_discovered or self._connection is None or not self._may_send_elsewhere():
             return []
         first, known_addresses = self._addresses[0], {(each.host, each.port) for each in self._addresses}
         addresses = []
@@ -76,6 +77,14 @@ class LeafnodeDialer:
             if (address.host, address.port) not in known_addresses and address.host not in WILDCARD_HOSTS:
                 addresses.append(first._replace(host=address.host, port=address.port))
         return addresses
+
+    def _may_send_elsewhere(self) -> bool:
+        """Whether the credentials may be sent to an address that the other side names."""
+        if not any(address.user for address in self._addresses):
+            return True  # none, or a signature
+        tls = self._remote.tls
+        encrypted = tls is not None or all(address.tls for address in self._addresses)
+        return encrypted and not (tls is not None and tls.insecure)
 
     async def _dial(self, address: LeafnodeAddress, failures: int) -> LeafnodeConnection | None:
         listener, remote, loop = self._listener, self._remote, asyncio.get_running_loop()

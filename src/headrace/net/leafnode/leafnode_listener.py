@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace import API_LEVEL, COMPATIBLE_VERSION
-from headrace.auth.authenticator import AuthContext, Authenticator
+from headrace.auth.authenticator import AuthContext, Authenticator, RecheckResult
 from headrace.auth.authenticator import UserIdentity as Known
 from headrace.broker import Accounts, SessionIdentity
 from headrace.broker.accounts import GLOBAL
 from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
 from headrace.broker.leafnodes.leafnode_handshake import LeafnodeLocalInfo
-from headrace.broker.leafnodes.leafnode_session import LeafnodeSession
+from headrace.broker.leafnodes.leafnode_session import UNAUTHORIZED, LeafnodeSession
+from headrace.broker.routing.permissions import have_equal_rules
 from headrace.config.leafnode_options import WILDCARD_HOSTS, LeafnodeAddress, LeafnodeOptions, LeafnodeRemote
 from headrace.config.options import OptionsError, ServerOptions
 from headrace.errors import ProtocolError
@@ -182,6 +183,20 @@ class LeafnodeListener:
         if identity is None or not self.leafnode_options.account or identity.account != GLOBAL:
             return identity
         return Known(identity.user, self.leafnode_options.account, identity.permissions)
+
+    def recheck(self, authenticator: Authenticator, previous: Authenticator) -> None:
+        """Disconnect servers whose user was removed or changed by a reload; they may dial again."""
+        if self._authenticator is not None:
+            return  # the section has users of its own, which change with a restart only
+        for connection in list(self.connections.values()):
+            identity = connection.session.identity
+            if not isinstance(identity, Known):
+                continue
+            result, changed = authenticator.recheck(identity, previous)
+            if result is not RecheckResult.ACCEPTED or not have_equal_rules(
+                identity.permissions, changed.permissions
+            ):
+                connection.fail(UNAUTHORIZED)
 
     def make_credentials(
         self, remote: LeafnodeRemote, address: LeafnodeAddress, nonce: str

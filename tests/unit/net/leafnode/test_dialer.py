@@ -64,3 +64,15 @@ async def test_an_address_that_is_none_does_not_end_the_dialling(url: str) -> No
             while len(other.heard) < 3:
                 await other.came.wait()
                 other.came.clear()
+
+
+@pytest.mark.parametrize("credentials", ["user:pw@", "token@", ""])
+async def test_a_password_goes_to_configured_addresses_only(credentials: str) -> None:
+    async with hub([]) as named, hub([f"127.0.0.1:{named.port}"]) as configured, asyncio.timeout(30):
+        remote = LeafnodeRemote(urls=(f"nats-leaf://{credentials}127.0.0.1:{configured.port}",))
+        async with dialling(remote):
+            while len(configured.heard) < 4:
+                await configured.came.wait()
+                configured.came.clear()
+    assert bool(named.heard) == (not credentials)
+    assert all(b'"pass"' not in data and b'"auth_token"' not in data for data in named.heard)
