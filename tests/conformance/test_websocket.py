@@ -438,6 +438,31 @@ class TestWhoMayCome:
             raw.send(0x82, CONNECT + b"PING\r\n")
             assert raw.text(b"\r\n") == b"-ERR 'Authorization Violation'\r\n"
 
+    @pytest.mark.ours_only("Without `allowed_origins`, cookies of pages from other hosts are ignored")
+    @pytest.mark.parametrize(
+        ("origin", "more", "accepted"),
+        [
+            ("https://evil.example", "", False),
+            ("null", "", False),
+            ("https://localhost:1", "", True),
+            ("https://evil.example", "allowed_origins: ['https://evil.example']", True),
+        ],
+    )
+    def test_cookies_of_another_page_do_not_count(
+        self, launch: Launch, origin: str, more: str, accepted: bool
+    ) -> None:
+        """A browser sends the cookies of its user with the requests of every page."""
+        config = f"""websocket {{ listen: '127.0.0.1:-1', no_tls: true, user_cookie: who, pass_cookie: secret
+                                 {more} }}
+                    authorization {{ user: a, password: b }}"""
+        server = launch(Setup(config=config, jetstream=False))
+        with Raw(server).open(Cookie="who=a; secret=b", Origin=origin) as raw:
+            raw.send(0x82, CONNECT + b"PING\r\n")
+            assert (raw.text(b"\r\n") == b"PONG\r\n") is accepted
+        with Raw(server).open(Origin=origin) as raw:
+            raw.send(0x82, b'CONNECT {"verbose":false,"user":"a","pass":"b"}\r\nPING\r\n')
+            assert raw.text(b"\r\n") == b"PONG\r\n"
+
     def test_strangers_of_this_door(self, launch: Launch) -> None:
         config = """websocket { listen: '127.0.0.1:-1', no_tls: true, no_auth_user: guest }
                     authorization { users: [{user: guest, password: x}] }"""

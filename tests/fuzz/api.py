@@ -107,6 +107,7 @@ _OTHER: dict[str, tuple[Any, ...]] = {
     "state": ({}, {"messages": 1 << 70}, 1),
     "jsck": (True,),
 }
+_FLOW = {"flow_control": True, "idle_heartbeat": SECOND}
 _ACKS = (
     b"",
     b"+ACK",
@@ -179,7 +180,9 @@ def _beside(maker: Maker) -> bytes:
 
 def _acknowledged(maker: Maker) -> bytes:
     numbers = [maker.pick(NUMBERS) if maker.chance(0.2) else b"%d" % (1 + maker.below(4)) for _ in range(5)]
-    return b".".join([b"Q", b"C", *numbers][: 7 if maker.chance(0.9) else maker.below(8)])
+    return b".".join(
+        [b"Q", maker.pick((b"C", b"C", b"A", b"F")), *numbers][: 7 if maker.chance(0.9) else maker.below(8)]
+    )
 
 
 def _ack(maker: Maker) -> bytes:
@@ -240,6 +243,7 @@ class Room:
 
     def _renew(self) -> None:
         self._left = LIFE
+        self.heard: list[tuple[bytes, bytes]] = []
         self.broker = broker = SimBroker(SimDisk(), OPTIONS)
         broker.start()
         flags = dict.fromkeys(
@@ -257,9 +261,12 @@ class Room:
         for name in ("C", "D"):
             config = {"durable_name": name, "ack_policy": "explicit"}
             broker.call(f"CONSUMER.CREATE.Q.{name}", stream_name="Q", config=config)
+        for name, more in (("A", {}), ("F", _FLOW)):  # what a forged sequence could do most to
+            config = {"durable_name": name, "ack_policy": "all", "deliver_subject": f"_PUSH.{name}", **more}
+            assert "error" not in broker.call(f"CONSUMER.CREATE.Q.{name}", stream_name="Q", config=config)
+            broker.router.subscribe_internal(f"_PUSH.{name}".encode(), self)
         for subject in ("q", "q.a", "o.1", "w.1", "a.1", "q"):
             broker.publish(subject, b"x")
-        self.heard: list[tuple[bytes, bytes]] = []
         broker.router.subscribe_internal(_INBOX + b"*", self)
         broker.router.publish(b"$JS.API.CONSUMER.MSG.NEXT.Q.C", _INBOX + b"0", b"", b"2")
         broker.run_until_idle()
@@ -286,6 +293,15 @@ class Room:
             for log in (stream.log,)
         ]
 
+    def _check_ack_floors(self) -> None:
+        """No acknowledgement moves a floor beyond what was delivered."""
+        for stream in self.broker.jetstream.streams.values():
+            for consumer in stream.consumers.values():
+                ack_state = consumer.ack_state
+                floor = ack_state.get_ack_floor()
+                assert floor[0] <= ack_state.consumer_seq, f"{consumer.name}: {floor}"
+                assert floor[1] <= max(stream.log.last_seq, ack_state.stream_seq), f"{consumer.name}: {floor}"
+
     def check(self, case: Case) -> None:
         self._left -= 1
         if not self._left:
@@ -298,6 +314,7 @@ class Room:
         if case.wait_ns:
             broker.advance(case.wait_ns)
         assert broker.store.poisoned is None, "the store is poisoned"
+        self._check_ack_floors()
         answers = [payload for subject, payload in self.heard if subject == reply]
         before, self.seen = self.seen, self._state()
         if not case.subject.startswith(b"$JS.API."):

@@ -6,17 +6,21 @@ from . import (
     config_files,
     disk,
     headers,
+    http_requests,
     leafnode_protocol,
     replies,
     snappy,
     store,
+    transforms,
     websocket,
 )
 from .target import Start
 
 TARGETS: dict[str, tuple[Start, float]] = {
-    "wire": (client_protocol.start, 0.26),
-    "headers": (headers.start, 0.3),
+    "wire": (client_protocol.start, 0.25),
+    "headers": (headers.start, 0.27),
+    "http": (http_requests.start, 0.02),
+    "transforms": (transforms.start, 0.02),
     "websocket": (websocket.start, 0.14),
     "leaf": (leafnode_protocol.start, 0.14),
     "api": (api.start, 0.05),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+import pytest
+
 from headrace.sim import SimClock, SimDisk
 from headrace.sim.disk.disk_faults import Fault
 from headrace.sim.sim_broker import SimBroker
@@ -114,3 +116,28 @@ class TestFullDisk:
         again.start()
         again.run_until_idle()
         assert again.jetstream.streams["K"].log.last_seq == 2
+
+
+def test_a_batch_of_large_messages_is_stored_whole_although_space_shrinks() -> None:
+    broker = start(SimDisk(capacity=64 << 20))
+    broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"], allow_atomic=True)
+    broker.advance(SECOND)
+    payload = b"L" * (2 * OPTIONS.large_bytes)
+    for number in (1, 2):
+        broker.publish("s.a", payload, Nats_Batch_Id="b", Nats_Batch_Sequence=str(number))
+    measured, free = [], SimDisk.free
+
+    def shrink(disk: SimDisk) -> int:
+        """Somebody else fills the disk after the first measurement."""
+        measured.append(free(disk))
+        return measured[0] if len(measured) == 1 else 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimDisk, "free", shrink)
+        last = broker.publish(
+            "s.a", payload, Nats_Batch_Id="b", Nats_Batch_Sequence="3", Nats_Batch_Commit="1"
+        )
+        stored = broker.jetstream.streams["S"].log.messages
+    broker.advance(2 * SECOND)
+    assert stored == 3
+    assert broker.replies[last].json["count"] == 3

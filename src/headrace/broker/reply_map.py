@@ -1,7 +1,7 @@
 """Replies across accounts: a request through a service import gets a reply subject in the exporter's account.
 
-Owns the replies that are still expected, with one heap of their deadlines. Invariant: at most `PENDING_MAX` per account;
-beyond that the oldest is given up, so that requests which nobody answers cost others nothing.
+Owns the replies that are still expected, with one heap of their deadlines. Invariant: at most `PENDING_MAX` for each
+account that sends requests; beyond that its oldest is given up, so that requests which nobody answers cost others nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from headrace.broker.timers import TimerHandle, Timers
 
 PENDING_MAX = 65_536
+#: Deadlines of replies that came are removed when there are this many more than replies expected.
+_STALE_DEADLINES_MAX = 4096
 #: So many overdue replies are removed at a time, so that other clients do not wait long.
 _EXPIRED_AT_ONCE = 500
 _ACK = b"$JS.ACK."
@@ -32,10 +34,10 @@ class PendingReply(ImportTarget):
         "_many",
         "_reply",
         "_reply_map",
-        "_requester",
         "_requester_router",
         "_router",
         "deadline_ns",
+        "requester",
         "subject",
         "timeout_ns",
     )
@@ -50,7 +52,7 @@ class PendingReply(ImportTarget):
         timeout_ns: int,
     ) -> None:
         self._reply_map, self._router = reply_map, router
-        self._requester, self._requester_router = requester, requester.router
+        self.requester, self._requester_router = requester, requester.router
         self._reply = reply
         self._many = many
         self.timeout_ns = timeout_ns
@@ -59,7 +61,7 @@ class PendingReply(ImportTarget):
         router.subscribe_internal(self.subject, self)
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        requester, router = self._requester, self._requester_router
+        requester, router = self.requester, self._requester_router
         onward_reply = requester.map_reply(self._reply_map, reply, many=False, timeout_ns=self.timeout_ns)
         if subject == self.subject:
             received = router.publish(self._reply, onward_reply, header, payload)
@@ -88,6 +90,8 @@ class ReplyMap:
         self._timers = timers
         self._prefix = b"_R_." + _random_name(_NAME_SIZE) + b"."
         self._pending: dict[bytes, PendingReply] = {}
+        #: The same by requester, oldest first.
+        self._pending_of: dict[ReplyMap, dict[bytes, PendingReply]] = {}
         #: When to look at each pending reply; one whose deadline was extended is looked at again later.
         self._deadlines: list[tuple[int, bytes]] = []
         self._expiry_timer: TimerHandle | None = None
@@ -103,11 +107,15 @@ class ReplyMap:
         if not reply or reply.startswith(_ACK):
             return reply
         pending = PendingReply(self, self.router, requester, reply, many, timeout_ns)
-        if len(self._pending) >= PENDING_MAX:
-            self.remove(next(iter(self._pending.values())))
-        self._pending[pending.subject] = pending
+        own_pending = self._pending_of.setdefault(requester, {})
+        if len(own_pending) >= PENDING_MAX:
+            self.remove(next(iter(own_pending.values())))
+        self._pending[pending.subject] = own_pending[pending.subject] = pending
         pending.deadline_ns = self._timers.now_ns() + timeout_ns
         heapq.heappush(self._deadlines, (pending.deadline_ns, pending.subject))
+        if len(self._deadlines) > 2 * len(self._pending) + _STALE_DEADLINES_MAX:
+            self._deadlines = [(each.deadline_ns, subject) for subject, each in self._pending.items()]
+            heapq.heapify(self._deadlines)
         if self._expiry_timer is None:
             self._expiry_timer = self._timers.after(timeout_ns, self._expire)
         return pending.subject
@@ -119,6 +127,10 @@ class ReplyMap:
     def remove(self, pending: PendingReply) -> None:
         """Stop waiting for this reply."""
         if self._pending.pop(pending.subject, None) is not None:
+            own_pending = self._pending_of[pending.requester]
+            del own_pending[pending.subject]
+            if not own_pending:
+                del self._pending_of[pending.requester]
             pending.close()
 
     def cancel(self, subject: bytes) -> None:

@@ -230,9 +230,9 @@ class Stream:
         store = self.jetstream.store
         frame = store.open_frame
         size += count * _RECORD_OVERHEAD_BYTES
-        store.check_large_space(size)
         if frame.closed or frame.pending_bytes + size > frame.max_bytes:
             store.extend_frame(size)
+        store.reserve_large_space(size)
 
     def skip(
         self, subject: bytes, message_id: bytes, now_ns: int, rollup: bytes, header_map: Mapping[bytes, bytes]

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 server on asyncio alone, for figures, the web page and pinned files.
+"""A small HTTP/1.1 server on asyncio and h11, for figures, the web page and pinned files.
 
-Owns the framing: a request line, headers, a short body, a response with its length. The size of requests and the time
-to wait for them are limited. It must not know the contents of the pages.
+Owns the connections. The size of requests and the time to wait for them are limited, and a request that two readers could
+understand differently is refused. It must not know the contents of the pages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from inspect import isawaitable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import h11
+
 from headrace.monitor.query import Query
 
 HEAD_BYTES_MAX = 8192
@@ -23,7 +25,8 @@ REQUEST_TIMEOUT_S = 5.0
 #: A whole file may take longer to send, but the client has to keep reading it.
 WRITE_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 256 * 1024
-_DIGITS_MAX = 9
+#: Which of two values counts would be a guess. h11 itself refuses a second Host and different lengths.
+_SINGLE_HEADERS = frozenset(("host", "content-length", "authorization", "origin", "range", "sec-fetch-site"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ _REASONS = {
     410: "Gone",
     413: "Content Too Large",
     416: "Range Not Satisfiable",
+    431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -118,31 +122,28 @@ class HttpServer:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        connection = HttpConnection(reader, writer)
         try:
-            while await self._handle_request(reader, writer):
+            while await self._handle_request(connection):
                 pass
-        except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            # The client disconnected, sent nothing, or sent too much: no response is possible.
-            pass
+        except (OSError, EOFError, TimeoutError):
+            pass  # the client disconnected, or sent nothing: no response is possible
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    async def _handle_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _handle_request(self, connection: HttpConnection) -> bool:
         """Handle one request; return whether the connection stays open for another."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                request, keep_alive = await _read_request(reader)
+                request = await connection.receive()
         except HttpError as error:
-            await _send_response(writer, error.response, keep_alive=False, with_body=True)
+            return await connection.respond(error.response, close=True)
+        if request is None:
             return False
-        await _send_response(
-            writer,
-            await self._make_response(request),
-            keep_alive=keep_alive,
-            with_body=request.method != "HEAD",
+        return await connection.respond(
+            await self._make_response(request), with_body=request.method != "HEAD"
         )
-        return keep_alive
 
     async def _make_response(self, request: HttpRequest) -> HttpResponse:
         path = self._find_page(request.path)
@@ -166,56 +167,89 @@ class HttpServer:
         return prefix if len(prefix) > 1 and prefix in self._pages else ""
 
 
-async def _read_request(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool]:
-    """Read one request; return it and whether the client wants to keep the connection."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    line, *rest = head.decode("latin-1").split("\r\n")
-    parts = line.split(" ")
-    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+class HttpConnection:
+    """One connection: reads requests and writes responses. h11 does the framing and refuses what is ambiguous."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+
+    async def receive(self) -> HttpRequest | None:
+        """Read one request; return None if the client has no more, raise HttpError if it is not valid."""
+        try:
+            head = await self._next_event()
+            if not isinstance(head, h11.Request):
+                return None
+            headers = _check_head(head)
+            body = bytearray()
+            while isinstance(event := await self._next_event(), h11.Data):
+                body += event.data
+        except h11.RemoteProtocolError as error:
+            raise HttpError(error.error_status_hint, str(error)) from None
+        return _make_request(head, headers, bytes(body)) if isinstance(event, h11.EndOfMessage) else None
+
+    async def _next_event(self) -> Any:
+        """Return the next event of the protocol, after reading until there is one."""
+        connection = self._h11
+        while (event := connection.next_event()) is h11.NEED_DATA:
+            if connection.they_are_waiting_for_100_continue:
+                go_on = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+                self._writer.write(connection.send(go_on) or b"")
+            connection.receive_data(await self._reader.read(HEAD_BYTES_MAX))
+        return event
+
+    async def respond(self, response: HttpResponse, *, with_body: bool = True, close: bool = False) -> bool:
+        """Send a response; return whether the connection stays open for another request."""
+        connection, writer = self._h11, self._writer
+        headers = [*_list_headers(response), *([("Connection", "close")] if close else [])]
+        reason = _REASONS.get(response.status, "")
+        head = h11.Response(status_code=response.status, headers=headers, reason=reason)
+        writer.write(connection.send(head) or b"")
+        view = memoryview(response.body if with_body else b"")
+        for start in range(0, len(view), _CHUNK_BYTES):
+            writer.write(connection.send(h11.Data(data=bytes(view[start : start + _CHUNK_BYTES]))) or b"")
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await writer.drain()
+        writer.write(connection.send(h11.EndOfMessage()) or b"")
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            await writer.drain()
+        if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
+            return False
+        connection.start_next_cycle()
+        return True
+
+
+def _check_head(head: h11.Request) -> dict[str, str]:
+    """Return the headers by name; raise HttpError if one that must be single is repeated, or the body is too large."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in head.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if name in headers and name in _SINGLE_HEADERS:
+            raise HttpError(400, f"repeated header {name}")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    if head.http_version not in (b"1.0", b"1.1"):
         raise HttpError(400, "bad request")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in rest)}
-    body = await _read_body(reader, headers)
+    if "transfer-encoding" in headers:
+        raise HttpError(400, "Content-Length is required")
+    if int(headers.get("content-length", "0")) > BODY_BYTES_MAX:
+        raise HttpError(413, f"the body exceeds {BODY_BYTES_MAX} bytes")
+    return headers
+
+
+def _make_request(head: h11.Request, headers: Mapping[str, str], body: bytes) -> HttpRequest:
     try:
-        target = urlsplit(parts[1])
+        target = urlsplit(head.target.decode("latin-1"))
         query = dict(parse_qsl(target.query, keep_blank_values=True))
     except ValueError:
         raise HttpError(400, "bad request") from None
-    keep_alive = parts[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-    return HttpRequest(parts[0], unquote(target.path), query, headers, body), keep_alive
+    return HttpRequest(head.method.decode("latin-1"), unquote(target.path), query, headers, body)
 
 
-async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
-    if "transfer-encoding" in headers:
-        raise HttpError(400, "Content-Length is required")
-    text = headers.get("content-length", "0")
-    if not (text.isascii() and text.isdigit()):
-        raise HttpError(400, "bad Content-Length")
-    if len(text) > _DIGITS_MAX or int(text) > BODY_BYTES_MAX:
-        raise HttpError(413, f"the body exceeds {BODY_BYTES_MAX} bytes")
-    return await reader.readexactly(int(text))
-
-
-async def _send_response(
-    writer: asyncio.StreamWriter, response: HttpResponse, *, keep_alive: bool, with_body: bool
-) -> None:
-    writer.write(_encode_head(response, keep_alive=keep_alive))
-    if with_body:
-        view = memoryview(response.body)
-        for start in range(0, len(view), _CHUNK_BYTES):
-            writer.write(bytes(view[start : start + _CHUNK_BYTES]))
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await writer.drain()
-    async with asyncio.timeout(REQUEST_TIMEOUT_S):
-        await writer.drain()
-
-
-def _encode_head(response: HttpResponse, *, keep_alive: bool) -> bytes:
-    lines = [
-        f"HTTP/1.1 {response.status} {_REASONS[response.status]}",
-        f"Content-Type: {response.content_type}",
-        f"Content-Length: {len(response.body)}",
-        "X-Content-Type-Options: nosniff",
-        *(f"{name}: {value}" for name, value in response.headers),
-        f"Connection: {'keep-alive' if keep_alive else 'close'}",
+def _list_headers(response: HttpResponse) -> list[tuple[str, str]]:
+    return [
+        ("Content-Type", response.content_type),
+        ("Content-Length", str(len(response.body))),
+        ("X-Content-Type-Options", "nosniff"),
+        *response.headers,
     ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

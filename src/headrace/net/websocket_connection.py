@@ -107,7 +107,9 @@ class WebSocketConnection(Connection):
         compress = settings.compression and websocket.offers_deflate(request)
         self._send(websocket.encode_accept(request, compress=compress, headers=settings.headers))
         self._http_head = None
-        self._cookies = request.cookies()
+        # Without a list of origins any page may connect, but not with the cookies of its visitors.
+        if settings.same_origin or settings.allowed_origins or websocket.is_from_own_host(request):
+            self._cookies = request.cookies()
         self._codec = WebSocketCodec(compress=compress, inflated_max=UNAUTHENTICATED_BYTES_MAX)
         if self.session.authenticated:
             self._codec.inflated_max = context.options.max_pending

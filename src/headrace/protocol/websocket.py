@@ -58,6 +58,9 @@ class HandshakeRejected(Exception):
         ).encode() + body
 
 
+#: Which of two values counts would be a guess.
+_SINGLE_HEADERS = ("host", "origin", "sec-websocket-origin", "sec-websocket-key")
+
 # The handshake
 
 
@@ -99,6 +102,8 @@ def parse_request(header: bytes) -> HandshakeRequest:
         if not colon or not name or name != name.strip():
             raise HandshakeRejected(HTTPStatus.BAD_REQUEST, "bad header")
         headers.setdefault(name.lower(), []).append(value.strip())
+    if any(len(headers.get(name, ())) > 1 for name in _SINGLE_HEADERS):
+        raise HandshakeRejected(HTTPStatus.BAD_REQUEST, "repeated header")
     return HandshakeRequest(words[0], words[1], headers)
 
 
@@ -132,6 +137,15 @@ def check_origin(request: HandshakeRequest, *, same: bool, allowed: tuple[str, .
         raise HandshakeRejected(HTTPStatus.FORBIDDEN, "origin not allowed: not same origin")
     if allowed and found not in {_parse_origin(text) for text in allowed}:
         raise HandshakeRejected(HTTPStatus.FORBIDDEN, "origin not allowed: not in the allowed list")
+
+
+def is_from_own_host(request: HandshakeRequest) -> bool:
+    """Return whether no web page of another host sent the request. Scheme and port may differ: a proxy changes them."""
+    origin = request.get("origin") or request.get("sec-websocket-origin")
+    if not origin:
+        return True
+    found, own = _parse_origin(origin), _parse_origin(f"http://{request.get('host')}")
+    return found is not None and own is not None and found[1] == own[1]
 
 
 def _parse_origin(text: str) -> tuple[str, str, int] | None:

@@ -98,7 +98,7 @@ class FrameBuilder:
         frame = SealedFrame(open_frame.number, logs, context.large_writes, mark, size)
         open_frame.number += 1
         open_frame.pending_bytes = 0
-        context.large_writes, context.large_pending_bytes = [], 0
+        context.large_writes, context.large_pending_bytes, context.large_reserved_bytes = [], 0, 0
         return frame, ops
 
     def _make_ops(self, kind: int, logs: list[LogWriter], mark: int, *, is_full: bool) -> list[Op]:

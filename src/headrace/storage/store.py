@@ -185,9 +185,9 @@ class Store:
             self.update_space()  # space may have become free, and a refused append triggers no commit
         self.space.extend_frame(size)
 
-    def check_large_space(self, size: int) -> None:
-        """Check that a large message fits; raises StoreFull."""
-        self.log_context.check_large_space(size)
+    def reserve_large_space(self, size: int) -> None:
+        """Reserve space for large messages until the open frame is sealed; raises StoreFull."""
+        self.log_context.reserve_large_space(size)
 
     # Committing
 

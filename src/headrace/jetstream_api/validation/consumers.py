@@ -25,6 +25,9 @@ DEFAULT_INACTIVE_THRESHOLD = 5 * SECOND_NS
 # The three forms of the subject of a create request.
 EPHEMERAL, NAMED, DURABLE = "ephemeral", "named", "durable"
 
+#: So many consumers may a stream have if neither its configuration nor its account has a limit.
+CONSUMERS_MAX_DEFAULT = 100_000
+
 
 def resolve_name(
     request: ConsumerRequest, *, stream: str, form: str, name: str = "", filter_subject: str = ""
@@ -163,7 +166,9 @@ def _check_max_consumers(stream: StreamConfig, others: ConsumersByName, limits: 
     limit = stream.max_consumers
     if limit <= 0 or 0 < limits.max_consumers < limit:
         limit = limits.max_consumers
-    if 0 < limit <= count_limited(others):
+    if limit <= 0:
+        limit = CONSUMERS_MAX_DEFAULT
+    if limit <= len(others) and limit <= count_limited(others):
         raise ApiError.MAXIMUM_CONSUMERS_LIMIT()
 
 

@@ -91,7 +91,7 @@ class FileLog(StreamLog):
     ) -> int:
         """Write a message straight to the segment, once, and sync it before the frame that refers to it."""
         size = RECORD_HEADER_BYTES + len(subject) + len(header) + len(payload)
-        self.context.check_large_space(size)
+        self.context.take_large_space(size)
         if self.columns.rows and self.last_seq + 1 - self.columns.base > SEQ_SPAN_MAX:
             self.split_segment()  # before choosing the segment that the frame refers to
         self.finish_block()

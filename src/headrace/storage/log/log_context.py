@@ -71,6 +71,8 @@ class LogContext:
     #: Large messages that must be synced before the next frame.
     large_writes: list[LargeWrite] = field(default_factory=list)
     large_pending_bytes: int = 0
+    #: What is left of the space that was checked for a batch: its members must not be refused one by one.
+    large_reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.block_cache = BlockCache(self.options.cache_bytes)
@@ -80,6 +82,19 @@ class LogContext:
     def check_large_space(self, size: int) -> None:
         """Check that a large message fits beyond the headroom: no space is reserved for large messages."""
         self.space.check_free(self.large_pending_bytes + size)
+
+    def reserve_large_space(self, size: int) -> None:
+        """Check the space for all large messages of a batch, so that the messages themselves need no check."""
+        self.large_reserved_bytes = 0
+        self.check_large_space(size)
+        self.large_reserved_bytes = size
+
+    def take_large_space(self, size: int) -> None:
+        """Use reserved space for a large message, or check that there is some."""
+        if size <= self.large_reserved_bytes:
+            self.large_reserved_bytes -= size
+        else:
+            self.check_large_space(size)
 
     def drop_large_writes(self, log: FileLog) -> None:
         """Drop the large messages of a log that is deleted with the frame that would refer to them."""

@@ -164,3 +164,28 @@ def test_beyond_the_limit_the_oldest_request_is_given_up(monkeypatch: pytest.Mon
     replies = [world.ask() for _ in range(5)]
     assert len(world.desk) == 3
     assert [world.a.router.publish(reply, b"", b"", b"!") for reply in replies] == [0, 0, 1, 1, 1]
+
+
+def test_one_account_does_not_take_the_replies_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_map, "PENDING_MAX", 3)
+    world = World()
+    wanted = Import("service", "A", b"svc.>", b"ask.>")
+    world.exchange.set_imports("C", [wanted], lambda name: [world.export] if name == "A" else [])
+    other = world.accounts.get_or_create("C")
+    mine = world.ask()
+    for _ in range(10):
+        assert other.router.publish(b"ask.x", b"inbox", b"", b"?") == 1
+    assert len(world.desk) == 4
+    assert world.a.router.publish(mine, b"", b"", b"!") == 1
+
+
+def test_deadlines_of_replies_that_came_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_map, "_STALE_DEADLINES_MAX", 10)
+    world = World(response_timeout_ns=10 * SECOND)
+    waiting = world.ask()
+    for _ in range(100):
+        assert world.a.router.publish(world.ask(), b"", b"", b"!") == 1
+    assert len(world.desk._deadlines) <= 15
+    world.pass_time(11)
+    assert len(world.desk) == 0
+    assert world.a.router.publish(waiting, b"", b"", b"!") == 0

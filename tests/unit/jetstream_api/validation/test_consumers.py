@@ -98,6 +98,17 @@ def test_an_update_is_exempt_from_the_limit_on_consumers() -> None:
     assert code(caught) == 10026
 
 
+def test_without_a_limit_a_stream_has_a_hundred_thousand_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert consumers.CONSUMERS_MAX_DEFAULT == 100_000
+    monkeypatch.setattr(consumers, "CONSUMERS_MAX_DEFAULT", 2)
+    stream = StreamConfig(name="S", subjects=["s"], num_replicas=1)
+    others = {name: settle(stream, durable_name=name) for name in ("A", "B")}
+    with pytest.raises(RequestError) as caught:
+        settle(stream, others, durable_name="C")
+    assert code(caught) == 10026
+    settle(StreamConfig(name="S", subjects=["s"], num_replicas=1, max_consumers=3), others, durable_name="C")
+
+
 def test_an_ephemeral_that_becomes_durable_loses_its_default_threshold() -> None:
     old = settle(name="C")
     assert old.inactive_threshold == 5 * SECOND_NS
