@@ -21,6 +21,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.jetstream_api import responses
 from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.required_api_level import requires_newer_api
+from headrace.jetstream_api.token_limit import has_too_many_tokens
 
 if TYPE_CHECKING:
     from headrace.broker.handlers.api_context import ApiContext
@@ -184,6 +185,8 @@ class ApiDispatcher:
                 raise jetstream.store.poisoned
             if request.header and endpoint.checks_api_level and requires_newer_api(request.header):
                 raise ApiError.REQUIRED_API_LEVEL()
+            if has_too_many_tokens(request.body):
+                raise ApiError.BAD_REQUEST()
             result = endpoint.handler(jetstream, request)
         except (RequestError, StoreError) as failure:
             self._fail(received, failure)

@@ -20,6 +20,7 @@ from headrace.jetstream_api import times
 from headrace.jetstream_api.decode import decode_lenient
 from headrace.jetstream_api.requests import MessageGetRequest
 from headrace.jetstream_api.required_api_level import requires_newer_api
+from headrace.jetstream_api.token_limit import has_too_many_tokens
 from headrace.storage import Filter, StreamLog
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class DirectGet:
     def _request(self, reply: bytes, key: bytes, payload: bytes) -> None:
         if not key and not payload:
             return self._send_status(reply, _EMPTY)
+        if has_too_many_tokens(payload):
+            return self._send_status(reply, _BAD)
         try:
             request = decode_lenient(MessageGetRequest, payload)
         except RequestError:
