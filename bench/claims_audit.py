@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.claims import ClaimConfig, Ttl
 from headrace.spark import jobs
-from headrace.storage import FileDisk, Store
+from headrace.storage import FileDisk, open_store
 from spark import CORES, WallClock, _ticks, session  # bench/spark.py, which comes first on the path
 
 NS = 1_000_000_000
@@ -84,7 +84,7 @@ class Claims:
 
 def write_trail(root: Path, claims: Claims) -> int:
     disk = FileDisk(root)
-    store = Store.open(disk, WallClock())
+    store = open_store(disk, WallClock())
     log = store.create("CLAIMS_AUDIT")
     hours: dict[int, bytes] = {}
     times, numbers, kinds = claims.events()

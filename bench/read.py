@@ -21,7 +21,7 @@ import duckdb
 import polars as pl
 
 import headrace
-from headrace.storage import FileDisk, Store
+from headrace.storage import FileDisk, open_store
 
 SUBJECTS = [b"orders.%s.%d" % (region, shop) for region in (b"eu", b"us") for shop in range(100)]
 
@@ -34,7 +34,7 @@ class WallClock:
 def fill(root: Path, messages: int, size: int) -> None:
     """Create a stream S with that many messages, committed a thousand at a time."""
     disk = FileDisk(root)
-    store = Store.open(disk, WallClock())
+    store = open_store(disk, WallClock())
     log = store.create("S")
     payload = bytes(index % 251 for index in range(size))
     for start in range(0, messages, 1000):

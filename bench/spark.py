@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conformance.servers import KINDS, OURS, Server, Setup
 from headrace.reader.blocking_connection import BlockingConnection, ServerAddress
-from headrace.storage import FileDisk, Store
+from headrace.storage import FileDisk, open_store
 
 PAYLOAD = b"x" * 128
 CORES = 2
@@ -84,7 +84,7 @@ def rate(count: int, rounds: int, work: Callable[[], Any]) -> Rate:
 
 def fill_store(root: Path, messages: int) -> None:
     disk = FileDisk(root)
-    store = Store.open(disk, WallClock())
+    store = open_store(disk, WallClock())
     log = store.create("S")
     subjects = [b"orders.%d" % n for n in range(200)]
     for _ in range(messages // 1000):

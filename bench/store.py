@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.storage import FileDisk, Store, StoreOptions, StreamLog
+from headrace.storage import FileDisk, StoreOptions, StreamLog, open_store
 
 PAYLOAD = bytes(range(128))
 MILLION = 1_000_000
@@ -38,7 +38,7 @@ class Bench:
         self.posted: deque[Callable[[], None]] = deque()
         self.disk = FileDisk(root, self.posted.append)
         started = time.perf_counter()
-        self.store = Store.open(self.disk, WallClock(), options)
+        self.store = open_store(self.disk, WallClock(), options)
         self.opened_s = time.perf_counter() - started
 
     def poll(self) -> None:

@@ -15,7 +15,7 @@ from headrace.sim import DiskSnapshot, SimClock, SimDisk
 from headrace.sim.checkers.store_invariants import require
 from headrace.sim.checkers.store_model import ModelMessage, StoreState
 from headrace.sim.workloads.store_driver import StoreDriver
-from headrace.storage import Store, StreamLog
+from headrace.storage import Store, StreamLog, open_store
 from headrace.storage.damage_report import RecoveryReport
 
 from .store_sizes import TINY
@@ -90,7 +90,7 @@ def examine(rotten: Rotten, damaged: dict[str, bytes], *, confined: bool = True)
         disk.corrupt(path, content)
     kept = {**rotten.files, **damaged}
     try:
-        store = Store.open(disk, SimClock(), TINY)
+        store = open_store(disk, SimClock(), TINY)
     except CorruptData:
         check_untouched(disk, kept)
         return Verdict(True, 0, True)

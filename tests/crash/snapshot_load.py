@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from headrace.storage import FileDisk, Store
+from headrace.storage import FileDisk, open_store
 from headrace.storage.snapshot.leases import SnapshotPin, create_pin, release_pin, sweep_expired
 
 from .snapshot_reader import STREAM, digest, payload_of, subject_of
@@ -51,7 +51,7 @@ class Load:
         self.rng = Random(seed)
         self.posted: deque[Callable[[], None]] = deque()
         self.disk = FileDisk(root, self.posted.append)
-        self.store = Store.open(self.disk, WallClock(), SMALL)
+        self.store = open_store(self.disk, WallClock(), SMALL)
         self.log = self.store.create(STREAM)
         self.tally = Tally()
         self.out: dict[str, SnapshotPin] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 from time import time_ns
 
-from headrace.storage import FileDisk, Store
+from headrace.storage import FileDisk, Store, open_store
 
 from .store_sizes import SMALL
 
@@ -32,7 +32,7 @@ def payload_of(name: str, seq: int) -> bytes:
 def main(root: str) -> None:
     posted: deque[Callable[[], None]] = deque()
     disk = FileDisk(root, posted.append)
-    store = Store.open(disk, WallClock(), SMALL)
+    store = open_store(disk, WallClock(), SMALL)
     for name in ("A", "B"):
         if name not in store.logs:
             store.create(name)

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.sim import SimClock, SimDisk
 from headrace.sim.checkers.store_invariants import Violation
-from headrace.storage import Store
+from headrace.storage import open_store
 from headrace.storage.damage_report import RecoveryReport
 
 from .bit_rot import Rotten, build, examine, flipped
@@ -81,7 +81,7 @@ def reported(rotten: Rotten, damaged: dict[str, bytes]) -> RecoveryReport:
     disk = SimDisk(snapshot=rotten.snapshot)
     for path, content in damaged.items():
         disk.corrupt(path, content)
-    return Store.open(disk, SimClock(), TINY).report()
+    return open_store(disk, SimClock(), TINY).report()
 
 
 def test_after_a_clean_end_no_frame_is_needed() -> None:

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from headrace.sim.checkers.store_invariants import check_log
-from headrace.storage import FileDisk, Store
+from headrace.storage import FileDisk, open_store
 
 from .store_sizes import SMALL
 from .store_writer import WallClock, payload_of
@@ -44,7 +44,7 @@ def write_and_kill(root: Path, seconds: float) -> dict[str, tuple[int, int]]:
 
 def verify(root: Path, acked: dict[str, tuple[int, int]]) -> None:
     disk = FileDisk(root)
-    store = Store.open(disk, WallClock(), SMALL)
+    store = open_store(disk, WallClock(), SMALL)
     try:
         assert not store.report().damage
         for name, (last_seq, first_seq) in acked.items():

@@ -18,7 +18,7 @@ from headrace._native import records_pure
 from headrace._native.record_header import RECORD_HEADER
 from headrace.errors import StoreError
 from headrace.sim import SimClock, SimDisk
-from headrace.storage import Store, StreamLog
+from headrace.storage import StreamLog, open_store
 from headrace.storage.native_records import SegmentIndex, SubjectIndex
 
 from .crafting import NUMBERS, change_numbers, craft
@@ -85,7 +85,7 @@ def check(case: Case) -> None:
     # Subjects that only a forged file has are added to the table of subjects, a cache.
     kept = {path: data for path, data in {**rotten.files, **case.crafted}.items() if "/subjects." not in path}
     try:
-        store = Store.open(disk, SimClock(), TINY)
+        store = open_store(disk, SimClock(), TINY)
     except StoreError:
         bit_rot.check_untouched(disk, kept)
         return

@@ -14,7 +14,7 @@ from tests.crash.store_sizes import TINY
 from headrace.errors import StoreError
 from headrace.sim import SimClock, SimDisk
 from headrace.sim.checkers.store_invariants import require
-from headrace.storage import Store
+from headrace.storage import open_store
 from headrace.storage.journal.sync_marker import PATH
 
 from .input_generator import NUMBERS, Maker
@@ -104,7 +104,7 @@ def check(case: Case) -> None:
         _write(disk, path, content)
     before = {path: disk.read(path, 0, disk.size(path)) for path in disk.walk()}
     try:
-        store = Store.open(disk, SimClock(), TINY)
+        store = open_store(disk, SimClock(), TINY)
     except StoreError:
         bit_rot.check_untouched(disk, before)
         return

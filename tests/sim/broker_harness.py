@@ -17,7 +17,7 @@ from headrace.broker.jetstream import AccountJetStream
 from headrace.broker.jetstream_settings import JetStreamSettings
 from headrace.sim import SimClock
 from headrace.sim.disk.sim_disk import SimDisk
-from headrace.storage import Store, StoreOptions
+from headrace.storage import StoreOptions, open_store
 
 
 class Delivery(NamedTuple):
@@ -56,7 +56,7 @@ class Box:
         self.hub = SubjectRouter()
         self.timers = Timers(clock)
         self.later: deque[Callable[[], object]] = deque()
-        self.store = Store.open(disk, clock, options)
+        self.store = open_store(disk, clock, options)
         self.jetstream = AccountJetStream(
             self.hub, self.store, clock, self.timers, self.later.append, JetStreamSettings("SIM")
         )

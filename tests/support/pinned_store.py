@@ -3,7 +3,7 @@
 import time
 from random import Random
 
-from headrace.storage import FileDisk, Store, StoreOptions
+from headrace.storage import FileDisk, StoreOptions, open_store
 
 KIB = 1 << 10
 TINY = StoreOptions(
@@ -32,7 +32,7 @@ class Opened:
         self.root = root
         self.rng = Random(seed)
         self.disk = FileDisk(root)
-        self.store = Store.open(self.disk, WallClock(), TINY)
+        self.store = open_store(self.disk, WallClock(), TINY)
         self.log = self.store.logs.get("S") or self.store.create("S")
         self.model = {}
 

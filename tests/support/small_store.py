@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.protocol.subjects import matches
-from headrace.storage import FileDisk, Store, StoreOptions, StreamLog
+from headrace.storage import FileDisk, Store, StoreOptions, StreamLog, open_store
 
 TINY = StoreOptions(
     journal_bytes=16 << 10,
@@ -50,8 +50,8 @@ class RecordingObserver:
         self.full_count += 1
 
 
-def open_store(root: Path, options: StoreOptions = TINY) -> Store:
-    return Store.open(FileDisk(root), Ticking(), options)
+def open_small_store(root: Path, options: StoreOptions = TINY) -> Store:
+    return open_store(FileDisk(root), Ticking(), options)
 
 
 def kill(store: Store) -> None:
@@ -62,7 +62,7 @@ def kill(store: Store) -> None:
 
 @contextmanager
 def opened(root: Path, options: StoreOptions = TINY) -> Iterator[Store]:
-    store = open_store(root, options)
+    store = open_small_store(root, options)
     try:
         yield store
     finally:

@@ -40,7 +40,8 @@ INSIDE: dict[str, list[str]] = {
         "checkpoint",
         "frame_builder",
         "store",
-        "recovery snapshot fsck",
+        "recovery",
+        "snapshot fsck",
     ],
     "broker": [
         "timers operation_runner",
@@ -95,7 +96,6 @@ INSIDE: dict[str, list[str]] = {
 UPWARD = {
     ("storage", "maintenance", "store"),
     ("storage", "checkpoint", "store"),
-    ("storage", "store", "recovery"),  # `Store.open`
 }
 #: The parts on top, which put the others together.
 TOP = {"cli", "server", "testing", "demo", "__init__", "__main__", "reading"}

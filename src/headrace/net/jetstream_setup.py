@@ -28,7 +28,7 @@ from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
 from headrace.net.logs import Logger
 from headrace.net.loop_watchdog import LoopWatchdog
 from headrace.net.offloop import OffloopThread
-from headrace.storage import FileDisk, Store
+from headrace.storage import FileDisk, Store, open_store
 from headrace.storage.format_features import name_folder_in_errors
 
 #: The directory inside `store_dir` that belongs to Headrace alone.
@@ -171,7 +171,7 @@ def open_jetstream(
     disk = FileDisk(path, watchdog.watch(loop.call_soon_threadsafe))
     try:
         with name_folder_in_errors(path):
-            store = Store.open(disk, timers.clock)
+            store = open_store(disk, timers.clock)
             jetstream = _make_jetstream(
                 options, account, store, timers, server_name, watchdog, limits, server_quota
             )

@@ -23,7 +23,7 @@ from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
 from headrace.protocol import headers
 from headrace.sim.clock import SimClock
 from headrace.sim.disk.sim_disk import SimDisk
-from headrace.storage import Store, StoreOptions
+from headrace.storage import StoreOptions, open_store
 
 _INBOX_PREFIX = b"_SIM."
 _STEPS_MAX = 100_000
@@ -88,7 +88,7 @@ class SimBroker:
         self._last_request_id = 0
         self.router = _make_seeded_router()
         self.timers = Timers(self.clock)
-        self.store = Store.open(disk, self.clock, options)
+        self.store = open_store(disk, self.clock, options)
         self.jetstream = AccountJetStream(
             self.router,
             self.store,

@@ -10,6 +10,7 @@ from headrace.storage.log.filters import Filter
 from headrace.storage.log.log import SEQ_MAX, StreamLog
 from headrace.storage.metadata_store import MetadataStore
 from headrace.storage.options import StoreOptions
+from headrace.storage.recovery.recovery import open_store
 from headrace.storage.store import Store
 from headrace.storage.store_observer import StoreObserver
 
@@ -26,4 +27,5 @@ __all__ = [
     "StoreObserver",
     "StoreOptions",
     "StreamLog",
+    "open_store",
 ]

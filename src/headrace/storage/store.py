@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from headrace.clock import Clock
 from headrace.code_probes import sometimes
 from headrace.errors import StoreError, StorePoisoned
 from headrace.storage.checkpoint.checkpoint_trigger import CheckpointTrigger
@@ -35,11 +34,9 @@ from headrace.storage.segments.segment import FileState
 from headrace.storage.space_monitor import SpaceMonitor
 from headrace.storage.store_observer import StoreObserver
 
-_DEFAULT_OPTIONS = StoreOptions()
-
 
 class Store:
-    """Created by `Store.open`. Everything here runs on one thread, the core's."""
+    """Created by `open_store`. Everything here runs on one thread, the core's."""
 
     def __init__(self, disk: Disk, options: StoreOptions, ident: int, report: RecoveryReport) -> None:
         self.disk = disk
@@ -74,13 +71,6 @@ class Store:
         self._closed = False
         #: False if there was no space for a checkpoint on closing: the journal has what the last one lacks.
         self.has_final_checkpoint = True
-
-    @classmethod
-    def open(cls, disk: Disk, clock: Clock, options: StoreOptions = _DEFAULT_OPTIONS) -> Store:
-        """Recover the store on the disk; when this returns, all of it is durable. Raises `StoreError`."""
-        from headrace.storage.recovery.recovery import recover
-
-        return recover(disk, clock, options)
 
     def _make_log_context(self) -> LogContext:
         return LogContext(

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.handlers import subject_pages
 from headrace.broker.handlers.subject_pages import SubjectPage, iter_page
-from support.small_store import open_store
+from support.small_store import open_small_store
 
 
 def finish(steps: Generator[None, None, SubjectPage]) -> tuple[SubjectPage, int]:
@@ -36,7 +36,7 @@ def test_a_page_is_a_slice_of_all_subjects_in_order(
 ) -> None:
     monkeypatch.setattr(subject_pages, "STEP", 16)
     rng = random.Random(seed)
-    log = open_store(tmp_path).create("S", memory=True)
+    log = open_small_store(tmp_path).create("S", memory=True)
     names = [b"s.%s.%d" % (rng.choice([b"a", b"b"]), rng.randrange(500)) for _ in range(400)]
     for name in names:
         log.append(name, b"", b"", 1)
@@ -51,7 +51,7 @@ def test_a_page_is_a_slice_of_all_subjects_in_order(
 
 
 def test_few_subjects_take_one_step(tmp_path: Path) -> None:
-    log = open_store(tmp_path).create("S", memory=True)
+    log = open_small_store(tmp_path).create("S", memory=True)
     log.append(b"s.a", b"", b"", 1)
     page, steps = finish(iter_page(log, log.get_filter((b">",)), 0, 10))
     assert (decode(page), page.total, steps) == ({"s.a": 1}, 1, 0)

@@ -11,7 +11,7 @@ import pytest
 import headrace
 from headrace.clock import SystemClock
 from headrace.errors import UnknownFeature
-from headrace.storage import FileDisk, Store
+from headrace.storage import FileDisk, open_store
 
 
 async def fill(folder: Path) -> None:
@@ -34,7 +34,7 @@ async def serve(folder: Path) -> None:
 def add_setting(folder: Path, prefix: bytes) -> None:
     """As a newer version would, which knows more settings."""
     disk = FileDisk(folder / "headrace")
-    store = Store.open(disk, SystemClock())
+    store = open_store(disk, SystemClock())
     [(key, value)] = store.metadata.items(prefix)
     kept = json.loads(value)
     kept["config"]["from_the_future"] = True

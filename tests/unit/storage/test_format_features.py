@@ -20,11 +20,11 @@ import headrace
 from headrace import __version__
 from headrace.errors import StoreError, UnknownFeature
 from headrace.sim import OUTCOMES_BY_NAME, SimDisk
-from headrace.storage import FileDisk, Store, format_features
+from headrace.storage import FileDisk, format_features, open_store
 from headrace.storage.checkpoint_schema import CheckpointRoot
 from headrace.storage.format import PUT, encode_keyed_entry
 from headrace.storage.snapshot import leases, manifest, offline_pin
-from support.small_store import TINY, Ticking, commit, kill, open_store, opened
+from support.small_store import TINY, Ticking, commit, kill, open_small_store, opened
 
 FEATURE = "segments/s2"
 
@@ -122,7 +122,7 @@ def test_a_known_feature_is_kept_through_restarts(tmp_path: Path) -> None:
             assert store.checkpointer.features == {FEATURE}
             assert store.report().features == [FEATURE]
             assert store.logs["S"].messages == 200
-        kill(open_store(tmp_path))
+        kill(open_small_store(tmp_path))
 
 
 def test_a_feature_that_nobody_listed_cannot_be_required(tmp_path: Path) -> None:
@@ -134,14 +134,14 @@ def test_a_feature_that_nobody_listed_cannot_be_required(tmp_path: Path) -> None
 def test_a_feature_is_required_once_its_root_is_durable() -> None:
     """Power is lost right then: whoever reads the disk finds the feature named."""
     disk = SimDisk(1)
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     store.create("S").append(b"s", b"", b"x", 1)
     commit(store)
     found: list[frozenset[str]] = []
 
     def lose_power(error: OSError | None) -> None:
         assert error is None
-        found.append(Store.open(disk.crash(OUTCOMES_BY_NAME["drop"]), Ticking(), TINY).checkpointer.features)
+        found.append(open_store(disk.crash(OUTCOMES_BY_NAME["drop"]), Ticking(), TINY).checkpointer.features)
 
     store.checkpointer.require(FEATURE, lose_power)
     commit(store)
@@ -154,7 +154,7 @@ def test_an_unknown_feature_is_refused_and_nothing_is_changed(newer: tuple[Path,
     for _ in range(2):
         disk = FileDisk(root)
         with pytest.raises(UnknownFeature) as refused:
-            Store.open(disk, Ticking(), TINY)
+            open_store(disk, Ticking(), TINY)
         disk.close()
         assert_helps(str(refused.value))
     assert fingerprint(root) == before
@@ -166,7 +166,7 @@ def test_an_older_checkpoint_is_no_way_around_a_feature(newer: tuple[Path, str])
     newest.write_bytes(b"")  # one copy is rotten: the other still says it
     disk = FileDisk(root)
     with pytest.raises(UnknownFeature):
-        Store.open(disk, Ticking(), TINY)
+        open_store(disk, Ticking(), TINY)
     disk.close()
 
 
@@ -257,7 +257,7 @@ def test_a_journal_with_something_unknown_is_refused(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passing over it would lose what was acknowledged."""
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     store.create("S").append(b"s", b"", b"x", 1)
     commit(store)
     if what == "frame":
@@ -274,7 +274,7 @@ def test_a_journal_with_something_unknown_is_refused(
     before = fingerprint(tmp_path)
     disk = FileDisk(tmp_path)
     with pytest.raises(UnknownFeature, match=r"a frame of kind 7|an entry of kind") as refused:
-        Store.open(disk, Ticking(), TINY)
+        open_store(disk, Ticking(), TINY)
     disk.close()
     assert __version__ in str(refused.value)
     assert fingerprint(tmp_path) == before

@@ -10,7 +10,7 @@ from headrace.sim import OUTCOMES_BY_NAME, DiskSnapshot, SimClock, SimDisk
 from headrace.sim.checkers.store_invariants import read_state
 from headrace.sim.disk.disk_faults import Fault
 from headrace.sim.workloads.store_driver import StoreDriver
-from headrace.storage import Store, StoreOptions, format_features
+from headrace.storage import StoreOptions, format_features, open_store
 from headrace.storage.checkpoint.load import list_checkpoints, load_root
 from headrace.storage.damage_report import RecoveryReport
 from headrace.storage.format import checkpoint_path, journal_path
@@ -103,7 +103,7 @@ def test_a_large_message_in_a_segment_without_live_rows_stays(is_power_loss: boo
         pass
     after = full.crash(OUTCOMES_BY_NAME["keep"]) if is_power_loss else full.kill()
     after.capacity = None if has_space else after.used()
-    store = Store.open(after, SimClock(), ROOMY)
+    store = open_store(after, SimClock(), ROOMY)
     assert not store.report().damage
     assert store.logs["A"].get(seq) is not None
 
@@ -123,7 +123,7 @@ def test_no_section_names_a_segment_that_a_full_disk_let_go(is_restarted: bool) 
     driver.commit_and_wait()
     driver.checkpoint()
     driver.run_until_idle()
-    assert not Store.open(disk.kill(), SimClock(), ROOMY).report().damage
+    assert not open_store(disk.kill(), SimClock(), ROOMY).report().damage
 
 
 def test_a_feature_is_reported_when_its_root_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def trace_removal(disk: SimDisk) -> list[DiskSnapshot]:
             points.append(disk.snapshot())
 
     disk.before_op = before
-    Store.open(disk, SimClock(), BRIM)
+    open_store(disk, SimClock(), BRIM)
     disk.before_op = None
     return points
 
@@ -185,7 +185,7 @@ def test_a_recovery_without_room_takes_back_its_checkpoint_first() -> None:
                 for seed in range(5):
                     tried += 1
                     after = SimDisk(snapshot=point.power_loss(OUTCOMES_BY_NAME[name], Random(seed)))
-                    store = Store.open(after, SimClock(), BRIM)
+                    store = open_store(after, SimClock(), BRIM)
                     assert not store.report().damage
                     assert read_state(store) == expected
     assert tried > 100
@@ -209,7 +209,7 @@ def test_a_checkpoint_whose_sync_failed_is_not_proven_in_place(outcome: str, nth
     expected = again.model.to_state()
     after = full.crash(OUTCOMES_BY_NAME[outcome])
     after.capacity = None
-    store = Store.open(after, SimClock(), BRIM)
+    store = open_store(after, SimClock(), BRIM)
     assert not store.report().damage
     assert read_state(store) == expected
 
@@ -219,7 +219,7 @@ def test_a_recovery_whose_checkpoint_failed_is_not_relied_upon_in_place() -> Non
     poisoned = disk.kill()
     poisoned.faults.add(Fault(kinds=("syncdir",), path="checkpoints", lost="cached"))
     with pytest.raises(StorePoisoned):
-        Store.open(poisoned, SimClock(), BRIM)
+        open_store(poisoned, SimClock(), BRIM)
     full = fill(poisoned)
     again = StoreDriver(full, BRIM)
     again.put(b"k", b"v")
@@ -227,7 +227,7 @@ def test_a_recovery_whose_checkpoint_failed_is_not_relied_upon_in_place() -> Non
     rest(again)
     after = full.crash(OUTCOMES_BY_NAME["drop"])
     after.capacity = None
-    store = Store.open(after, SimClock(), BRIM)
+    store = open_store(after, SimClock(), BRIM)
     assert not store.report().damage
     assert read_state(store) == again.model.to_state()
 
@@ -241,11 +241,11 @@ def test_a_checkpoint_that_alone_has_the_last_frame_is_kept_in_place() -> None:
     while not any(each.frames for each in scan_journal(disk, driver.store.store_id, last)):
         assert disk.step("commit")
     killed = disk.kill()
-    served = read_state(Store.open(killed, SimClock(), BRIM))
+    served = read_state(open_store(killed, SimClock(), BRIM))
     assert served == driver.model.to_state()
     after = killed.crash(OUTCOMES_BY_NAME["drop"])
     after.capacity = after.used()
-    assert read_state(Store.open(after, SimClock(), BRIM)) == served
+    assert read_state(open_store(after, SimClock(), BRIM)) == served
 
 
 def test_a_frame_of_an_unknown_kind_is_refused_while_a_checkpoint_waits_for_its_mark() -> None:
@@ -255,14 +255,14 @@ def test_a_frame_of_an_unknown_kind_is_refused_while_a_checkpoint_waits_for_its_
     before = disk.kill()
     files = {path: before.read(path, 0, before.size(path)) for path in before.walk()}
     with pytest.raises(UnknownFeature, match="kind 9"):
-        Store.open(before, SimClock(), ROOMY)
+        open_store(before, SimClock(), ROOMY)
     assert files == {path: before.read(path, 0, before.size(path)) for path in before.walk()}
 
 
 def test_a_store_with_a_damaged_journal_is_checked_on_a_full_disk() -> None:
     disk, driver = write(ROOMY, 300)
     rot_frame(disk, driver)
-    store = Store.open(OverlayDisk(fill(disk)), SimClock(), replace(ROOMY, headroom_bytes=0))
+    store = open_store(OverlayDisk(fill(disk)), SimClock(), replace(ROOMY, headroom_bytes=0))
     assert any("lost" in each.description for each in store.report().damage)
 
 
@@ -272,7 +272,7 @@ def test_a_damaged_journal_on_a_full_disk_is_refused_and_nothing_is_changed() ->
     full = fill(disk)
     files = set(full.walk())
     with pytest.raises(StoreFull, match="damaged"):
-        Store.open(full, SimClock(), ROOMY)
+        open_store(full, SimClock(), ROOMY)
     assert set(full.walk()) == files
 
 
@@ -288,14 +288,14 @@ def test_a_damaged_journal_opens_in_what_space_it_needs_not_in_what_is_estimated
     needed = most_used(roomy)
     tight = disk.kill()
     tight.capacity = needed
-    assert Store.open(tight, SimClock(), BRIM).report().damage
+    assert open_store(tight, SimClock(), BRIM).report().damage
 
 
 def most_used(disk: SimDisk) -> int:
     """Bytes in use at most while a store is opened."""
     used: list[int] = []
     disk.before_op = lambda op: used.append(disk.used())
-    Store.open(disk, SimClock(), BRIM)
+    open_store(disk, SimClock(), BRIM)
     disk.before_op = None
     return max([*used, disk.used()])
 
@@ -304,7 +304,7 @@ def test_a_new_store_whose_checkpoint_failed_is_begun_again() -> None:
     disk = SimDisk(0)
     disk.faults.add(Fault(kinds=("sync",), path="checkpoints/", nth=2, lost="cached"))
     with pytest.raises(StorePoisoned):
-        Store.open(disk, SimClock(), BRIM)
+        open_store(disk, SimClock(), BRIM)
     full = fill(disk)
     full.capacity = full.used() + 1_024  # for the second copy
     again = StoreDriver(full, BRIM)
@@ -312,7 +312,7 @@ def test_a_new_store_whose_checkpoint_failed_is_begun_again() -> None:
     again.commit_and_wait()
     after = full.crash(OUTCOMES_BY_NAME["drop"])
     after.capacity = None
-    assert read_state(Store.open(after, SimClock(), BRIM)) == again.model.to_state()
+    assert read_state(open_store(after, SimClock(), BRIM)) == again.model.to_state()
 
 
 def test_a_recovery_in_place_restores_the_second_copy_of_a_checkpoint() -> None:
@@ -359,7 +359,7 @@ def test_a_store_closes_on_a_full_disk_without_a_checkpoint() -> None:
 def test_the_number_of_an_unlinked_segment_is_not_used_again() -> None:
     """The journal still names it: a new segment with that number would be taken for it by the next recovery."""
     disk = SimDisk(0)
-    store = Store.open(disk, SimClock(), ROOMY)
+    store = open_store(disk, SimClock(), ROOMY)
     log = store.create("A", memory=False)
     log.append(b"a", b"", bytes(5 * KIB), 1)  # larger than `large_bytes`: it gets a segment at once
     log.append(b"a", b"", b"small", 2)
@@ -373,7 +373,7 @@ def test_the_number_of_an_unlinked_segment_is_not_used_again() -> None:
     after = disk.kill()
     if after.exists(path):
         after.run([("unlink", path), ("syncdir", path.rsplit("/", 1)[0])])
-    again = Store.open(after, SimClock(), ROOMY)
+    again = open_store(after, SimClock(), ROOMY)
     found = again.logs["A"]
     assert [segment.number for segment in (*found.sealed_segments, found.active_segment)] > [number]
     assert found.get(1) is None

@@ -11,19 +11,19 @@ import pytest
 
 from headrace.errors import CorruptData, StoreError, StoreFull, StorePoisoned
 from headrace.sim import OUTCOMES_BY_NAME, Fault, SimDisk
-from headrace.storage import FileDisk, Store, StoreOptions
+from headrace.storage import FileDisk, Store, StoreOptions, open_store
 from headrace.storage.checkpoint.load import COPIES, list_checkpoints, load_root
 from headrace.storage.damage_report import RecoveryReport
 from headrace.storage.format import checkpoint_path
 from headrace.storage.io import file_handles
 from headrace.storage.io.disk import DoneCallback, Op
 from headrace.storage.snapshot import open_snapshot
-from support.small_store import TINY, RecordingObserver, Ticking, commit, kill, open_store, opened
+from support.small_store import TINY, RecordingObserver, Ticking, commit, kill, open_small_store, opened
 
 
 def test_nothing_is_committed_before_the_disk_says_so(tmp_path: Path) -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     observer = RecordingObserver()
     commits = observer.commits
     store.set_observer(observer)
@@ -50,7 +50,7 @@ def test_nothing_is_committed_before_the_disk_says_so(tmp_path: Path) -> None:
 
 def test_one_write_and_one_sync_a_frame_whatever_the_number_of_streams() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), StoreOptions(journal_bytes=1 << 20, headroom_bytes=0))
+    store = open_store(disk, Ticking(), StoreOptions(journal_bytes=1 << 20, headroom_bytes=0))
     logs = [store.create(f"S{number}") for number in range(50)]
     commit(store)
     seen: list[str] = []
@@ -67,7 +67,7 @@ def test_one_write_and_one_sync_a_frame_whatever_the_number_of_streams() -> None
 
 
 def test_a_deleted_stream_is_gone_and_its_name_free(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     for turn in range(3):
         log = store.create("S", first_seq=10 * turn + 1)
         log.append_many([(b"a", b"", b"x" * 100)] * 100, 1)
@@ -104,7 +104,7 @@ def test_a_stream_deleted_right_after_a_purge_goes_with_its_files(tmp_path: Path
 def test_a_stream_is_deleted_while_files_of_it_are_unlinked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lane unlinks them between two looks at the folder."""
     disk = SimDisk(1)
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
     commit(store)
@@ -140,7 +140,7 @@ def test_a_stream_is_deleted_while_files_of_it_are_unlinked(monkeypatch: pytest.
 
 
 def test_facts_survive_in_order(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     facts = store.metadata
     facts.put(b"c/1", b"one")
     facts.put(b"c/2", b"two")
@@ -153,7 +153,7 @@ def test_facts_survive_in_order(tmp_path: Path) -> None:
     commit(store)
     for end in (kill, lambda store: (store.close(), store.disk.close())):
         end(store)
-        store = open_store(tmp_path)
+        store = open_small_store(tmp_path)
         facts = store.metadata
         assert list(facts.items(b"c/")) == [(b"c/1", b"one"), (b"c/2", b"new")]
         assert facts.get_operands(b"c/1") == [b"+1", b"+2"]
@@ -168,7 +168,7 @@ def test_facts_survive_in_order(tmp_path: Path) -> None:
 
 
 def test_notes_are_folded_at_checkpoints(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     total = {b"n/x": 0}
     store.metadata.register_compactor(b"n/", lambda key: b"%d" % total[key])
     store.metadata.put(b"n/x", b"0")
@@ -187,7 +187,7 @@ def test_notes_are_folded_at_checkpoints(tmp_path: Path) -> None:
 
 
 def test_large_messages_go_to_the_segment_once(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     log = store.create("S")
     before = store.journal.bytes_since_checkpoint
     payloads = [bytes([number]) * 10_000 for number in range(5)]
@@ -207,7 +207,7 @@ def test_large_messages_go_to_the_segment_once(tmp_path: Path) -> None:
 
 
 def test_a_damaged_large_message_is_reported_and_its_sequence_not_reused(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     log = store.create("S")
     log.append(b"big", b"", b"x" * 10_000, 1)
     commit(store)
@@ -260,7 +260,7 @@ def test_memory_of_dead_messages_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["write", "sync"])
 def test_a_failed_commit_poisons(kind: str) -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     observer = RecordingObserver()
     log = store.create("S")
     commit(store)
@@ -285,7 +285,7 @@ def test_a_failed_commit_poisons(kind: str) -> None:
 
 def test_a_frame_larger_than_a_journal_file_is_committed(tmp_path: Path) -> None:
     options = StoreOptions(journal_bytes=4096, headroom_bytes=0, checkpoint_bytes=64 << 10)
-    store = open_store(tmp_path, options)
+    store = open_small_store(tmp_path, options)
     log = store.create("S")
     for _ in range(3):
         log.append_many([(b"a", b"", b"x" * 200)] * 100, 1)
@@ -297,7 +297,7 @@ def test_a_frame_larger_than_a_journal_file_is_committed(tmp_path: Path) -> None
 
 def test_a_frame_larger_than_what_is_free_is_refused() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     commit(store)
     disk.capacity = disk.used() + 20_000
@@ -322,7 +322,7 @@ def test_the_journal_is_recycled_and_bounded(tmp_path: Path) -> None:
 
 
 def test_sparse_segments_are_merged_and_their_files_go(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     log = store.create("S")
     for number in range(1_000):
         log.append(b"s.%d" % (number % 7), b"h", b"%d" % number * 20, 1)
@@ -349,7 +349,7 @@ def test_sparse_segments_are_merged_and_their_files_go(tmp_path: Path) -> None:
 def test_a_growing_segment_does_not_keep_the_rows_of_the_dead(tmp_path: Path) -> None:
     """Short-lived messages beside a few that stay: what is in memory follows those that live."""
     options = replace(TINY, segment_bytes=1 << 20, segment_rows=100_000, sparse_rows=64)
-    store = open_store(tmp_path, options)
+    store = open_small_store(tmp_path, options)
     log = store.create("S")
     most = 0
     for turn in range(40):
@@ -401,7 +401,7 @@ def _seal_alone(store: Store, disk: SimDisk) -> None:
 def test_a_checkpoint_waits_for_every_block_before_it() -> None:
     """What is useless in the queue does not count as written before what stands in front of it is."""
     disk = SimDisk(1)
-    store = Store.open(disk, Ticking(), replace(TINY, checkpoint_bytes=1 << 30, headroom_bytes=0))
+    store = open_store(disk, Ticking(), replace(TINY, checkpoint_bytes=1 << 30, headroom_bytes=0))
     kept, doomed, other = (store.create(name) for name in ("KEPT", "DOOMED", "OTHER"))
     doomed.append(b"s", b"", b"x", 1)
     commit(store)
@@ -427,14 +427,14 @@ def test_a_checkpoint_waits_for_every_block_before_it() -> None:
 
 def test_a_checkpoint_waits_for_the_end_of_a_stream_it_does_not_name() -> None:
     disk = SimDisk(1)
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     log.append(b"s", b"", b"acknowledged", 1)
     commit(store)
     store.delete(log)  # with the frame under construction, which is never sealed
     store.checkpoint()
     disk.drain()
-    assert list(Store.open(disk.kill(), Ticking(), TINY).logs) == ["S"]
+    assert list(open_store(disk.kill(), Ticking(), TINY).logs) == ["S"]
 
 
 def test_what_is_wanted_before_it_is_written_is_merged_later(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_what_is_wanted_before_it_is_written_is_merged_later(tmp_path: Path) -> 
 
 
 def test_nothing_is_merged_after_the_last_word(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     log = store.create("S")
     for _ in range(20):
         log.append(b"s", b"", b"x" * 90, 1)
@@ -495,13 +495,13 @@ def test_a_folder_with_data_but_no_checkpoint_is_not_touched(tmp_path: Path) -> 
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     disk = FileDisk(tmp_path)
     with pytest.raises(CorruptData):
-        Store.open(disk, Ticking(), TINY)
+        open_store(disk, Ticking(), TINY)
     disk.close()
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
 def test_an_idle_mark_proves_the_last_frame(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     log = store.create("S")
     commit(store)
     log.append(b"a", b"", b"x" * 50, 1)
@@ -529,7 +529,7 @@ def test_an_idle_mark_proves_the_last_frame(tmp_path: Path) -> None:
 
 def killed_with_a_bad_last_frame(root: Path) -> bytes:
     """The message of the second frame cannot be read; returns the witness as it was before that frame."""
-    store = open_store(root)
+    store = open_small_store(root)
     log = store.create("S")
     commit(store)
     witness = (root / "journal/synced").read_bytes()
@@ -582,7 +582,7 @@ def test_what_was_lost_is_said_after_every_restart(tmp_path: Path, ident: bool) 
 
 
 def test_frames_that_a_checkpoint_speaks_of_are_missed_when_they_are_gone(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     log = store.create("S")
     other = store.create("T")
     commit(store)
@@ -603,7 +603,7 @@ def test_a_witness_without_a_checkpoint_is_no_new_store(tmp_path: Path) -> None:
     for path in [*(tmp_path / "checkpoints").iterdir(), *(tmp_path / "journal").glob("*.jnl")]:
         path.unlink()
     with pytest.raises(CorruptData):
-        open_store(tmp_path)
+        open_small_store(tmp_path)
 
 
 def test_a_folder_of_before_the_witness_gets_one(tmp_path: Path) -> None:
@@ -618,7 +618,7 @@ def test_a_folder_of_before_the_witness_gets_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streams", [1, 40, 41])
 def test_a_witness_of_many_streams(tmp_path: Path, streams: int) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     logs = [store.create(f"S{number}") for number in range(streams)]
     commit(store)
     for log in logs:
@@ -671,7 +671,7 @@ def spoil_section(disk: SimDisk, name: str) -> int:
 def test_a_section_without_a_good_copy_costs_its_own_stream_only(recycled: bool) -> None:
     """An older checkpoint, which is kept for the section of A, is no way out: what it needs may be gone."""
     disk = SimDisk(1)
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     store.create("A").append(b"s", b"", b"a" * 50, 1)
     damaged = store.create("B")
     commit(store)
@@ -692,7 +692,7 @@ def test_a_section_without_a_good_copy_costs_its_own_stream_only(recycled: bool)
     disk = disk.kill()
     newest = spoil_section(disk, "B")
     assert len(disk.list("checkpoints")) > 2
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     assert store.report().checkpoint == newest
     assert sorted(store.logs) == ["A", "C"]
     assert list(store.report().offline_streams) == ["B"]
@@ -702,22 +702,22 @@ def test_a_section_without_a_good_copy_costs_its_own_stream_only(recycled: bool)
 def test_a_checkpoint_that_is_not_proven_gives_way_to_the_one_before() -> None:
     """Also when recovery wrote it, which leaves out numbers of frames."""
     disk = SimDisk(1)
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     log.append_many([(b"a", b"", b"x")] * 10, 1)
     commit(store)
     disk = disk.kill()
-    Store.open(disk, Ticking(), TINY)
+    open_store(disk, Ticking(), TINY)
     disk = disk.kill()
     newest = spoil_section(disk, "S")
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     assert store.report().checkpoint < newest
     assert store.report().healthy
     assert store.logs["S"].messages == 10
 
 
 def test_a_damaged_block_is_never_served(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     log = store.create("S")
     for number in range(100):
         log.append(b"a", b"", b"%03d" % number * 30, 1)
@@ -769,7 +769,7 @@ def test_caches_are_rebuilt(tmp_path: Path) -> None:
 
 def test_columns_stay_in_memory_and_are_not_read_back() -> None:
     disk = SimDisk(1)
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     disk.faults.add(Fault(errno.EMFILE, 1, ("map",), "streams/"))
     disk.faults.add(Fault(errno.EIO, 1, ("read",), "streams/"))
@@ -781,7 +781,7 @@ def test_columns_stay_in_memory_and_are_not_read_back() -> None:
     disk.faults.clear()
     log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
     commit(store)
-    log = Store.open(disk.kill(), Ticking(), TINY).logs["S"]
+    log = open_store(disk.kill(), Ticking(), TINY).logs["S"]
     assert all(log.get(seq) for seq in range(1, 401))
 
 
@@ -798,7 +798,7 @@ def test_a_deleted_log_takes_nothing_more(tmp_path: Path) -> None:
 
 
 def test_removals_are_replayed_whatever_their_shape(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     log = store.create("S")
     log.append_many([(b"s.%d" % (number % 5), b"", b"x" * 30) for number in range(1_000)], 1)
     commit(store)
@@ -818,7 +818,7 @@ def test_removals_are_replayed_whatever_their_shape(tmp_path: Path) -> None:
 def test_small_segments_left_by_restarts_are_merged(tmp_path: Path) -> None:
     options = StoreOptions(journal_bytes=64 << 10, block_bytes=512, segment_bytes=1 << 20, headroom_bytes=0)
     for _ in range(8):
-        store = open_store(tmp_path, options)
+        store = open_small_store(tmp_path, options)
         log = store.logs.get("S") or store.create("S")
         log.append_many([(b"a", b"", b"x" * 100)] * 20, 1)
         commit(store)
@@ -836,7 +836,7 @@ def test_small_segments_left_by_restarts_are_merged(tmp_path: Path) -> None:
 
 def test_a_stream_that_never_became_durable_leaves_its_files_to_nobody() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     other = store.create("other")
     commit(store)
     other.append(b"s", b"", b"x", 1)
@@ -848,7 +848,7 @@ def test_a_stream_that_never_became_durable_leaves_its_files_to_nobody() -> None
         pass  # the frame that is under way is committed; of the stream, only what is behind the journal is written
     assert disk.list(f"streams/{lost.ident:08x}")
     disk = disk.kill()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     made = store.create("made")
     assert made.ident > lost.ident
     commit(store)
@@ -858,13 +858,13 @@ def test_a_stream_that_never_became_durable_leaves_its_files_to_nobody() -> None
         commit(store)
     store.close()
     assert not disk.list(f"streams/{lost.ident:08x}")
-    found = Store.open(disk, Ticking(), TINY).logs["made"]
+    found = open_store(disk, Ticking(), TINY).logs["made"]
     assert {found.get_time_ns(seq) for seq in (1, 64, 220)} == {9_000}
 
 
 def test_a_merge_that_cannot_read_is_given_up_and_the_frame_counts() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), replace(TINY, cache_bytes=0))
+    store = open_store(disk, Ticking(), replace(TINY, cache_bytes=0))
     observer = RecordingObserver()
     store.set_observer(observer)
     log = store.create("S")
@@ -901,7 +901,7 @@ def turn_over(store: Store) -> None:
 
 def on_a_full_disk() -> tuple[SimDisk, Store]:
     disk = SimDisk(capacity=1 << 20)
-    store = Store.open(disk, Ticking(), replace(TINY, headroom_bytes=64 << 10))
+    store = open_store(disk, Ticking(), replace(TINY, headroom_bytes=64 << 10))
     log = store.create("S")
     for _ in range(100):
         log.append(b"a", b"", b"x" * 100, 1)
@@ -934,7 +934,7 @@ def test_a_frame_that_finds_no_room_waits_for_it() -> None:
     assert len(commits) == len(before) + 1
     log.append(b"a", b"", b"again", 1)
     commit(store)
-    again = Store.open(disk.kill(), Ticking(), TINY)
+    again = open_store(disk.kill(), Ticking(), TINY)
     assert again.metadata.get(b"consumer") == store.metadata.get(b"consumer")
     assert again.logs["S"].first_seq == 2
     assert again.logs["S"].last_seq == 101
@@ -947,7 +947,7 @@ def test_a_frame_that_waits_for_room_was_never_promised() -> None:
     newest = int(store.metadata.get(b"consumer") or b"")
     after = disk.kill()
     after.capacity = None
-    assert Store.open(after, Ticking(), TINY).metadata.get(b"consumer") == b"%d" % (newest - 1)
+    assert open_store(after, Ticking(), TINY).metadata.get(b"consumer") == b"%d" % (newest - 1)
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
@@ -957,7 +957,7 @@ def test_a_frame_that_waits_for_room_was_never_promised() -> None:
 )
 def test_a_large_message_that_finds_no_room_waits_for_it(kind: str, path: str, error: int) -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     commit(store)
     disk.faults.add(Fault(error, kinds=(kind,), path=path, short=True))
@@ -969,14 +969,14 @@ def test_a_large_message_that_finds_no_room_waits_for_it(kind: str, path: str, e
     assert (store.waiting_for_space, log.committed_seq) == (False, 1)
     log.append(b"a", b"", b"y" * 10_000, 1)
     commit(store)
-    again = Store.open(disk.crash(OUTCOMES_BY_NAME["drop"]), Ticking(), TINY)
+    again = open_store(disk.crash(OUTCOMES_BY_NAME["drop"]), Ticking(), TINY)
     assert [again.logs["S"].get(seq) for seq in (1, 2)] == [log.get(1), log.get(2)]
     assert again.report().healthy
 
 
 def test_a_frame_that_waited_writes_nothing_again_that_was_synced() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     commit(store)
     disk.faults.add(Fault(errno.ENOSPC, kinds=("write",), path="journal/synced"))
@@ -1017,14 +1017,14 @@ def test_closing_tries_a_frame_that_waits_once_more(room: bool) -> None:
             store.close()
     after = disk.kill()
     after.capacity = None
-    found = Store.open(after, Ticking(), TINY).metadata.get(b"consumer")
+    found = open_store(after, Ticking(), TINY).metadata.get(b"consumer")
     assert found == b"%d" % (newest if room else newest - 1)
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 def test_where_no_file_can_be_made_messages_are_refused_though_bytes_are_free(error: int) -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     commit(store)
     disk.faults.add(Fault(error, kinds=("create", "mkdir"), sticky=True))
@@ -1051,7 +1051,7 @@ def test_where_no_file_can_be_made_messages_are_refused_though_bytes_are_free(er
 
 def test_a_write_behind_that_finds_no_room_keeps_the_store_full_until_one_succeeds() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     commit(store)
     disk.faults.add(Fault(errno.ENOSPC, kinds=("create",), path="streams", sticky=True))
@@ -1071,7 +1071,7 @@ def test_a_write_behind_that_finds_no_room_keeps_the_store_full_until_one_succee
 
 def test_removing_everything_frees_a_disk_on_which_blocks_found_no_room() -> None:
     disk = SimDisk(capacity=1 << 20)
-    store = Store.open(disk, Ticking(), replace(TINY, headroom_bytes=64 << 10))
+    store = open_store(disk, Ticking(), replace(TINY, headroom_bytes=64 << 10))
     log = store.create("S")
     for _ in range(1_500):
         log.append(b"a", b"", b"x" * 100, 1)
@@ -1094,7 +1094,7 @@ def test_removing_everything_frees_a_disk_on_which_blocks_found_no_room() -> Non
 
 def test_a_journal_file_that_finds_no_room_for_its_new_name_is_used_later() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     disk.faults.add(Fault(errno.ENOSPC, kinds=("rename",), path="journal"))
     for _ in range(600):
@@ -1109,7 +1109,7 @@ def test_a_journal_file_that_finds_no_room_for_its_new_name_is_used_later() -> N
 
 def test_the_spare_that_a_frame_fits_into_is_taken() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     commit(store)
     store.journal.spares.append((99, 4 * TINY.journal_bytes))  # as recovery finds them, behind a smaller one
@@ -1128,7 +1128,7 @@ def test_a_sync_that_fails_in_passing_poisons_before_the_journal_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_handles, "DESCRIPTORS_MAX", 8)
-    store = Store.open(FileDisk(tmp_path), Ticking(), replace(TINY, checkpoint_bytes=1 << 30))
+    store = open_store(FileDisk(tmp_path), Ticking(), replace(TINY, checkpoint_bytes=1 << 30))
     logs = [store.create(f"S{number}") for number in range(16)]
     commit(store)
     failed: list[int] = []
@@ -1169,7 +1169,7 @@ def test_a_poisoned_store_tries_nothing_again() -> None:
 
 def test_a_snapshot_of_what_waits_for_room_is_refused() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     commit(store)
     disk.faults.add(Fault(errno.ENOSPC, kinds=("write",), path="journal", sticky=True))

@@ -15,7 +15,7 @@ from headrace.sim.checkers.store_invariants import MEMORY_PREFIX, Violation, des
 from headrace.sim.checkers.store_model import LogModel, StoreModel, StoreState
 from headrace.sim.clock import SimClock
 from headrace.sim.disk.sim_disk import SimDisk
-from headrace.storage import Store, StoreOptions, StreamLog
+from headrace.storage import Store, StoreOptions, StreamLog, open_store
 from headrace.storage.snapshot import leases
 
 EMPTY_STATE: StoreState = ((), ())
@@ -60,7 +60,7 @@ class StoreDriver:
         self._pins: list[leases.SnapshotPin] = []
 
     def _open(self) -> tuple[Store, StoreState]:
-        store = Store.open(self.disk, self.clock, self.options)
+        store = open_store(self.disk, self.clock, self.options)
         found = read_state(store)
         store.metadata.register_compactor(b"", lambda key: self.model.metadata.get(key, b""))
         store.set_observer(self)

@@ -14,6 +14,7 @@ from headrace.storage.format import stream_folder
 from headrace.storage.fsck.check import FsckReport, find_damage
 from headrace.storage.io.disk import Disk, FileDisk
 from headrace.storage.log.file_log import FileLog
+from headrace.storage.recovery.recovery import open_store
 from headrace.storage.store import Store
 
 FOLDER = "lost"
@@ -28,7 +29,7 @@ def accept_data_loss(directory: str, findings: FsckReport) -> None:
         target = _create_target(disk)
         _write_findings(disk, target, findings)
         try:
-            store = Store.open(disk, SystemClock())
+            store = open_store(disk, SystemClock())
         except CorruptData:
             _move_aside(disk, [folder for folder in _STORE_FOLDERS if disk.exists(folder)], target)
         else:

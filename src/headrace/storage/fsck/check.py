@@ -23,6 +23,7 @@ from headrace.storage.io.overlay_disk import OverlayDisk
 from headrace.storage.io.readonly_disk import ReadonlyDisk
 from headrace.storage.log.file_log import FileLog
 from headrace.storage.options import StoreOptions
+from headrace.storage.recovery.recovery import open_store
 from headrace.storage.segments.segment import FileSegment
 from headrace.storage.store import Store
 
@@ -105,7 +106,7 @@ def check(directory: str) -> FsckReport:
         try:
             options = StoreOptions(journal_bytes=1 << 20, journal_spares=0, headroom_bytes=0)
             with name_folder_in_errors(directory):
-                store = Store.open(disk, SystemClock(), options)
+                store = open_store(disk, SystemClock(), options)
         except CorruptData as error:
             findings.damage = [Damage(str(error))]
             return findings

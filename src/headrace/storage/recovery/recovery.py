@@ -52,10 +52,14 @@ from headrace.storage.recovery.unreferenced_files import (
 from headrace.storage.store import Store
 
 FRAME_JUMP = 1024  # frame numbers to skip, so that a torn frame can never be taken for a later one
+_DEFAULT_OPTIONS = StoreOptions()
 
 
-def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
-    """Return the store in this folder, or a new one if there is none."""
+def open_store(disk: Disk, clock: Clock, options: StoreOptions = _DEFAULT_OPTIONS) -> Store:
+    """Recover the store on the disk, or create one if there is none. Raises `StoreError`.
+
+    When this returns, everything in the store is durable.
+    """
     try:
         before = list_files(disk)
         try:

@@ -16,6 +16,7 @@ from headrace.clock import SystemClock
 from headrace.errors import StoreError
 from headrace.storage.format_features import name_folder_in_errors
 from headrace.storage.io.disk import FileDisk
+from headrace.storage.recovery.recovery import open_store
 from headrace.storage.snapshot import leases
 from headrace.storage.store import Store
 
@@ -51,7 +52,7 @@ def pin_offline(path: str | os.PathLike[str], stream: str, lease_s: float) -> Of
     disk = FileDisk(folder)
     try:
         with name_folder_in_errors(folder):
-            store = Store.open(disk, SystemClock())
+            store = open_store(disk, SystemClock())
         try:
             return _pin_stream(store, folder, stream, lease_s)
         finally:

@@ -16,6 +16,7 @@ from headrace.storage.io.overlay_disk import OverlayDisk
 from headrace.storage.io.readonly_disk import ReadonlyDisk
 from headrace.storage.log.log import StreamLog
 from headrace.storage.options import StoreOptions
+from headrace.storage.recovery.recovery import open_store
 from headrace.storage.snapshot import manifest as manifests
 from headrace.storage.snapshot.leases import create_pin, release_pin
 from headrace.storage.snapshot.reader import COLUMNS, ArrowLayout, Selection, StreamSnapshot
@@ -51,7 +52,7 @@ def open_folder(folder: str, stream: str) -> StreamSnapshot:
     try:
         disk = OverlayDisk(base)
         with name_folder_in_errors(folder):
-            store = Store.open(disk, SystemClock(), _OPTIONS)
+            store = open_store(disk, SystemClock(), _OPTIONS)
         log = store.logs.get(stream)
         if log is None:
             raise _make_no_stream_error(store, folder, stream)

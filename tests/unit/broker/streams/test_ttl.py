@@ -8,14 +8,14 @@ import pytest
 
 from headrace.broker.streams.ttl import SECOND_NS, TTL_EXEMPT, MaxAgeIndex, TtlIndex
 from headrace.sim import SimClock, SimDisk
-from headrace.storage import Store, StreamLog
+from headrace.storage import StreamLog, open_store
 
 GAP = 1 << 34
 MOST = 1_000
 
 
 def two_far_apart(memory: bool, first_ttl_s: int) -> StreamLog:
-    log = Store.open(SimDisk(), SimClock()).create("S", memory=memory)
+    log = open_store(SimDisk(), SimClock()).create("S", memory=memory)
     log.append(b"s", b"", b"x", 1, first_ttl_s)
     log.advance(GAP)
     log.append(b"s", b"", b"x", 1, 60)
@@ -38,7 +38,7 @@ def test_what_is_due_is_found_on_both_sides_of_a_gap(memory: bool) -> None:
 
 
 def test_runs_without_messages_are_passed_over() -> None:
-    log = Store.open(SimDisk(), SimClock()).create("S", memory=True)
+    log = open_store(SimDisk(), SimClock()).create("S", memory=True)
     log.append_many([(b"s", b"", b"x")] * 200_000, 1)
     last = log.append(b"s", b"", b"x", 1, 60)
     log.remove_many(range(2, 200_001))

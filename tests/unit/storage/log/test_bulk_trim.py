@@ -11,12 +11,12 @@ import pytest
 
 from headrace.storage import Store, StreamLog
 from headrace.storage.log import bulk_trim
-from support.small_store import open_store
+from support.small_store import open_small_store
 
 
 @pytest.fixture(params=[False, True], ids=["file", "memory"])
 def store_and_log(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Store, StreamLog]:
-    store = open_store(tmp_path)
+    store = open_small_store(tmp_path)
     return store, store.create("S", memory=request.param)
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.storage import Store
-from support.small_store import Naive, commit, compare, kill, open_store, opened
+from support.small_store import Naive, commit, compare, kill, open_small_store, opened
 
 SUBJECTS = [b"a", b"a.b", b"a.c", b"orders.eu.1", b"orders.us.1", b"orders.us.2"]
 FILTERS = ((), (b"a",), (b"a.*",), (b"orders.>",), (b"orders.*.1", b"a"), (b"nothing.here",))
@@ -38,7 +38,7 @@ class Machine:
     def __init__(self, root: Path, memory: bool) -> None:
         self.root = root
         self.memory = memory
-        self.store: Store = open_store(root)
+        self.store: Store = open_small_store(root)
         self.log = self.store.create("S", memory=memory)
         self.naive = Naive()
         self.time = 1
@@ -97,7 +97,7 @@ class Machine:
             self._reopen()
 
     def _reopen(self) -> None:
-        self.store = open_store(self.root)
+        self.store = open_small_store(self.root)
         assert self.store.report().healthy
         self.log = self.store.logs["S"]
         assert self.log.committed_seq == self.naive.last

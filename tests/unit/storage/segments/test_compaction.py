@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.sim import SimDisk
-from headrace.storage import Store
+from headrace.storage import open_store
 from support.small_store import TINY, Ticking, commit
 
 ROOMY = replace(TINY, segment_rows=1000, segment_bytes=16 << 10, sparse_rows=1 << 20)
@@ -22,7 +22,7 @@ def content(log: Any) -> dict[int, Any]:
 @pytest.mark.parametrize("memory", [False, True])
 def test_neighbours_that_are_far_apart_are_not_merged(memory: bool) -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), ROOMY)
+    store = open_store(disk, Ticking(), ROOMY)
     log = store.create("S", memory=memory)
     for start, count in ((0, 100), (FAR, 150)):
         log.advance(start)
@@ -35,4 +35,4 @@ def test_neighbours_that_are_far_apart_are_not_merged(memory: bool) -> None:
     assert content(log) == kept
     store.close()
     if not memory:
-        assert content(Store.open(disk, Ticking(), ROOMY).logs["S"]) == kept
+        assert content(open_store(disk, Ticking(), ROOMY).logs["S"]) == kept

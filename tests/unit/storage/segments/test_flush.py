@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.sim import SimDisk
-from headrace.storage import Store
+from headrace.storage import open_store
 from support.small_store import TINY, Ticking, commit
 
 FAR = 1 << 33
@@ -17,7 +17,7 @@ def content(log: Any) -> dict[int, Any]:
 
 def test_a_large_message_far_from_the_last_spares_what_is_there() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), TINY)
+    store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
     for number in range(40):
         log.append(b"s", b"", b"%d" % number * 100, 1)
@@ -28,4 +28,4 @@ def test_a_large_message_far_from_the_last_spares_what_is_there() -> None:
     before = content(log)
     assert len(before) == 41
     store.close()
-    assert content(Store.open(disk, Ticking(), TINY).logs["S"]) == before
+    assert content(open_store(disk, Ticking(), TINY).logs["S"]) == before

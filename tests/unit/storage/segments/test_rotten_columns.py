@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.storage import FileDisk, Store, StreamLog
+from headrace.storage import FileDisk, Store, StreamLog, open_store
 from headrace.storage.segments.column_file import HEADER_BYTES
-from support.small_store import TINY, Naive, Ticking, commit, compare, open_store
+from support.small_store import TINY, Naive, Ticking, commit, compare, open_small_store
 
 ROWS = 600
 SUBJECTS = (b"a.1", b"a.2", b"b.1")
@@ -46,12 +46,12 @@ def fill(store: Store) -> Naive:
 @pytest.fixture(params=["just written", "opened again"])
 def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Naive, Path]]:
     """A store whose column files are written: by itself, or by the run before."""
-    store = open_store(tmp_path, LARGE)
+    store = open_small_store(tmp_path, LARGE)
     naive = fill(store)
     if request.param == "opened again":
         store.close()
         store.disk.close()
-        store = open_store(tmp_path, LARGE)
+        store = open_small_store(tmp_path, LARGE)
         commit(store)
     yield store, naive, tmp_path
     store.disk.drain()
@@ -144,7 +144,7 @@ def test_a_merge_copies_every_live_message(held: tuple[Store, Naive, Path], colu
     compare(log, naive, ((), (b"a.1",)))
     store.close()
     store.disk.close()
-    again = Store.open(FileDisk(root), Ticking(), LARGE)
+    again = open_store(FileDisk(root), Ticking(), LARGE)
     compare(again.logs["S"], naive, ((), (b"a.1",)))
     again.close()
     again.disk.close()
