@@ -109,6 +109,11 @@ class Store:
         return self.frame_builder.get_changed_logs(since)
 
     @property
+    def next_checkpoint(self) -> int:
+        """The number of the first checkpoint that will not name files dropped now."""
+        return self.checkpointer.next_number
+
+    @property
     def has_deletes(self) -> bool:
         """Whether the open frame deletes a stream."""
         return bool(self.frame_builder.delete_entries)
@@ -319,6 +324,10 @@ class Store:
         """Handle a full disk found by a frame or by background work."""
         self.space.set_full(True)
         self.checkpointer.on_no_space(error)
+
+    def on_checkpoint_aborted(self, journaled: int) -> None:
+        """Handle a checkpoint that found no space; `journaled` bytes were journaled since the one before."""
+        self.checkpoint_trigger.on_out_of_space(journaled)
 
     def update_space(self) -> None:
         """Measure how much space is free, and retry what waits for some."""

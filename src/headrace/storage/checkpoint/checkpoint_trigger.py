@@ -6,7 +6,8 @@ is not tried again until more space is free. Must not know what is in a checkpoi
 
 from __future__ import annotations
 
-from headrace.storage.checkpoint.checkpoint_writer import Checkpointer, DoneCallback
+from headrace.storage.checkpoint.checkpoint_context import DoneCallback
+from headrace.storage.checkpoint.checkpoint_writer import Checkpointer
 from headrace.storage.journal.journal_writer import Journal
 from headrace.storage.maintenance.flush import SegmentFlusher
 from headrace.storage.maintenance.gc import FileGarbageCollector

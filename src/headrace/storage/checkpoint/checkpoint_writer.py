@@ -9,8 +9,6 @@ the newer checkpoint's mark is durable. Must not know what is in a section. See 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +16,7 @@ from headrace import __version__
 from headrace.code_probes import sometimes
 from headrace.errors import StoreError
 from headrace.storage import format_features
+from headrace.storage.checkpoint.checkpoint_context import CheckpointContext, DoneCallback
 from headrace.storage.checkpoint.load import LoadedCheckpoint
 from headrace.storage.checkpoint.running_checkpoint import RunningCheckpoint, SectionSource
 from headrace.storage.checkpoint_schema import CheckpointRoot, ShardEntry, StreamEntry
@@ -28,15 +27,10 @@ from headrace.storage.maintenance.flush import mark_synced, sync_ops
 from headrace.storage.metadata_store import SHARDS
 from headrace.storage.segments.segment import FileSegment
 
-if TYPE_CHECKING:
-    from headrace.storage.store import Store
-
 STEP_BYTES = 1 << 20  # captured in one step: bounds how long a commit can be delayed
 STEP_SECTIONS = 64
 FILES_MAX = 8  # checkpoints that a root refers to; with more, the oldest one's sections are captured again
 COPIES = ("a", "b")
-
-DoneCallback = Callable[[OSError | None], None]
 
 
 class Checkpointer:
@@ -45,7 +39,7 @@ class Checkpointer:
     `number` is the newest checkpoint started, `durable_number` the newest whose mark is durable.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: CheckpointContext) -> None:
         self._store = store
         self.number = 0
         self.durable_number = 0
@@ -287,7 +281,7 @@ class Checkpointer:
         self._shard_frames = [-1] * SHARDS
         ops = self._make_unlink_ops()
         self.running = None
-        store.checkpoint_trigger.on_out_of_space(running.journaled)
+        store.on_checkpoint_aborted(running.journaled)
         if ops:
             store.disk.submit("behind", ops, store.on_files_removed)
         done = [each for _, each in self._waiters] + self._next_waiters

@@ -10,19 +10,17 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from headrace.code_probes import sometimes
 from headrace.errors import CorruptData
 from headrace.storage.io.disk import Op
 from headrace.storage.log.file_log import FileLog
 from headrace.storage.maintenance.flush import create_segment_ops, encode_block
+from headrace.storage.maintenance.maintenance_context import MaintenanceContext
 from headrace.storage.native_records import BlockBuilder
 from headrace.storage.segments.segment import FileSegment, FileState, Segment, fits_one_segment
 from headrace.storage.sequence_arrays import search_sorted
-
-if TYPE_CHECKING:
-    from headrace.storage.store import Store
 
 LARGER_FACTOR = 4  # a neighbour larger by this factor is copied only if it is sparse itself
 #: Number of blocks that one step copies on the event loop; a block takes about a millisecond.
@@ -32,7 +30,7 @@ BLOCKS_PER_STEP = 2
 class Compactor:
     """Runs one job at a time, driven by the completions of its own writes."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MaintenanceContext) -> None:
         self._store = store
         self._candidates: dict[str, tuple[FileLog, FileSegment]] = {}
         self._job: _CompactionJob | None = None
@@ -135,7 +133,7 @@ def _is_readable(segment: FileSegment) -> bool:
 
 class _CompactionJob:
     def __init__(
-        self, store: Store, log: FileLog, run: list[FileSegment], on_finished: Callable[[], None]
+        self, store: MaintenanceContext, log: FileLog, run: list[FileSegment], on_finished: Callable[[], None]
     ) -> None:
         self._store = store
         self.log = log

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headrace.code_probes import sometimes
 from headrace.storage.format import REMOVALS, encode_entry
 from headrace.storage.io.disk import Op
 from headrace.storage.log.file_log import FileLog
+from headrace.storage.maintenance.maintenance_context import MaintenanceContext
 from headrace.storage.segments.segment import FileSegment
-
-if TYPE_CHECKING:
-    from headrace.storage.store import Store
 
 STORE_FILE_NAME = re.compile(r"[0-9a-f]{8}\.(seg|([0-9]+\.)?col)|subjects\.[0-9]+")
 
@@ -43,7 +41,7 @@ class FileGarbageCollector:
     are removed, and the file is unlinked when that frame is durable: see `JournalSurvey.explains`.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MaintenanceContext) -> None:
         self._store = store
         self._garbage: dict[str, _GarbageFile] = {}
         #: After opening in place: segments that frames after the checkpoint refer to -> ident, first and last sequence.
@@ -56,11 +54,11 @@ class FileGarbageCollector:
 
     def add(self, path: str) -> None:
         size = self._get_size(path)
-        self._garbage.setdefault(path, _GarbageFile(self._store.checkpointer.next_number, path, False, size))
+        self._garbage.setdefault(path, _GarbageFile(self._store.next_checkpoint, path, False, size))
 
     def add_dead(self, log: FileLog, segment: FileSegment) -> None:
         """Add a segment of which frames, including the open one, removed every row."""
-        number, path = self._store.checkpointer.next_number, segment.path
+        number, path = self._store.next_checkpoint, segment.path
         rows = log, segment.columns.base, segment.last_seq
         item = _GarbageFile(number, path, False, self._get_size(path), rows=rows, segment=segment)
         self._garbage.setdefault(path, item)
@@ -76,7 +74,7 @@ class FileGarbageCollector:
     def add_folder(self, folder: str, ended: int) -> None:
         """Add the folder of a stream that frame `ended` deleted."""
         size = sum(self._get_size(f"{folder}/{name}") for name in self._store.disk.list(folder))
-        number = self._store.checkpointer.next_number
+        number = self._store.next_checkpoint
         self._garbage.setdefault(folder, _GarbageFile(number, folder, True, size, ended))
 
     def _get_size(self, path: str) -> int:
