@@ -19,7 +19,7 @@ def start() -> SimBroker:
 def test_a_batch_stays_within_what_its_account_may_keep() -> None:
     broker = start()
     broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"], allow_atomic=True)
-    broker.jetstream.set_limits(JetStreamLimits(max_storage=5000))
+    broker.jetstream.quota.set_limits(JetStreamLimits(max_storage=5000))
     fields = {"Nats_Batch_Id": "b"}
     for position in (1, 2):
         broker.publish("s.a", bytes(2000), Nats_Batch_Sequence=f"{position}", **fields)

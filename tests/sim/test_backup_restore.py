@@ -441,8 +441,8 @@ def test_a_full_account_takes_no_restore() -> None:
     box = start()
     client = filled(box, count=600)
     data = back_up(box, client)
-    used = box.jetstream.usage("file")[0]
-    box.jetstream.set_limits(JetStreamLimits(max_storage=used + used // 2))
+    used = box.jetstream.quota.usage("file")[0]
+    box.jetstream.quota.set_limits(JetStreamLimits(max_storage=used + used // 2))
     subject = begin(client)
     client.publish(subject, data, b"_B.r")
     client.publish(subject, b"", b"_B.r")

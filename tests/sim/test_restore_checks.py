@@ -79,10 +79,10 @@ def test_a_schedule_that_asks_for_nonsense_does_not_stop_the_others() -> None:
 
 def test_a_restore_stays_within_what_the_server_may_keep() -> None:
     broker = start()
-    jetstream = broker.jetstream
-    jetstream.server_quota.remove_account(jetstream)
-    jetstream.server_quota = ServerQuota(storage=5000)
-    jetstream.server_quota.add_account(jetstream)
+    quota = broker.jetstream.quota
+    quota.server_quota.remove_account(quota)
+    quota.server_quota = ServerQuota(storage=5000)
+    quota.server_quota.add_account(quota)
     messages = [BackupEntry(b"r", seq, seq, b"", bytes(1000)) for seq in range(1, 11)]
     assert restored(broker, state(10), *messages)["error"]["err_code"] == 10062
     assert broker.store.logs == {}

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
+from support.source_tree import SOURCE, parse_module
+
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "headrace"
 PAGE = (ROOT / "docs" / "internals" / "message-path.md").read_text()
 HOPS = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", PAGE)
 METHODS = sorted(set(re.findall(r"`(_?[A-Z]\w+\.\w+)`", PAGE)))
@@ -46,7 +47,7 @@ CALLS = [(caller, step.name) for step in STEPS for caller in step.callers]
 def find_definitions(path: Path) -> dict[str, Definition]:
     """Return the functions, classes and methods of a module by name."""
     found: dict[str, Definition] = {}
-    for node in ast.parse(path.read_text()).body:
+    for node in parse_module(path).body:
         if isinstance(node, Definition):
             found[node.name] = node
         if isinstance(node, ast.ClassDef):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headrace._native.reserved_subjects import is_reserved_reply
 from headrace.errors import ProtocolError
@@ -33,7 +33,16 @@ DIGITS_MAX = 9
 VERB_MAX = 8
 _TO_SPACES = bytes.maketrans(b"\t\r", b"  ")
 
-Publication = tuple[bytes, bytes, bytes, bytes, int, int]
+
+class Publication(NamedTuple):
+    """The control line of a publish: sizes as the client wrote them, and as numbers. `total_size` is header and payload."""
+
+    subject: bytes
+    reply: bytes
+    header_digits: bytes
+    total_digits: bytes
+    header_size: int
+    total_size: int
 
 
 def split_args(line: bytes) -> list[bytes]:
@@ -304,7 +313,8 @@ class RouteTable:
         if route.empty:
             return 0
         size = len(header)
-        pub = (subject, reply, b"%d" % size, b"%d" % (size + len(payload)), size, size + len(payload))
+        total = size + len(payload)
+        pub = Publication(subject, reply, b"%d" % size, b"%d" % total, size, total)
         return self.fan_out(route, source, pub, header, payload)
 
     def fan_out(
@@ -331,7 +341,7 @@ class RouteTable:
                     received += 1
                     break
         for subscriber in internal_subscribers:
-            count = subscriber.on_message(source, pub[0], pub[1], header, payload)
+            count = subscriber.on_message(source, pub.subject, pub.reply, header, payload)
             received += 1 if count is None else count
         return received
 
@@ -499,11 +509,11 @@ class Parser:
             raise ProtocolError(TOO_LARGE)
         if self.client.pedantic:
             self.client.on_pedantic_publish(words[0])
-        self._pub = (words[0], reply, words[-2] if headed else b"", words[-1], header, total)
+        self._pub = Publication(words[0], reply, words[-2] if headed else b"", words[-1], header, total)
 
     def _read_payload(self, pub: Publication, chunk: bytes, at: int) -> int:
         """Continue with a payload; return where the next operation starts."""
-        total = pub[5]
+        header_size, total = pub.header_size, pub.total_size
         body = self._body
         until = at + total + 2 - len(body)
         body += chunk[at:until]
@@ -513,15 +523,15 @@ class Parser:
             if body[total + 1] != 10:
                 raise ProtocolError(UNKNOWN)
             self._pub, self._body = None, bytearray()
-            self._publish(pub, bytes(body[: pub[4]]), bytes(body[pub[4] : total]))
+            self._publish(pub, bytes(body[:header_size]), bytes(body[header_size:total]))
         return until
 
     def _publish(self, pub: Publication, header: bytes, payload: bytes) -> None:
         """Process a complete message: check it, find its route, fan it out."""
         client = self.client
-        subject, reply = pub[0], pub[1]
+        subject, reply = pub.subject, pub.reply
         client.in_msgs += 1
-        client.in_bytes += pub[5]
+        client.in_bytes += pub.total_size
         if subject.startswith(DENIED_PREFIXES) or (
             client.has_permissions and not client.may_publish(subject)
         ):
@@ -536,6 +546,6 @@ class Parser:
         if is_well_formed(subject):
             table = client.table
             received = table.fan_out(table.find(subject), client, pub, header, payload)
-            client.fanout_bytes += received * (pub[5] + len(subject) + len(reply) + LINE_BYTES)
+            client.fanout_bytes += received * (pub.total_size + len(subject) + len(reply) + LINE_BYTES)
         if not received and reply and client.no_responders:
             client.on_no_responders(subject, reply)

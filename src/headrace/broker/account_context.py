@@ -24,6 +24,3 @@ class StreamJetStream(ConsumerJetStream, Protocol):
     @property
     def streams(self) -> Mapping[str, Any]:
         """Return all streams of the account by name."""
-
-    def usage(self, storage: str) -> tuple[int, int]:
-        """Return bytes in use and bytes reserved, for one kind of storage."""

@@ -43,8 +43,10 @@ class Stream:
     __slots__ = (
         "_publishing",
         "_republisher",
+        "_router",
         "_subscribed_subjects",
         "_transform",
+        "clock",
         "closed",
         "config",
         "consumer_set",
@@ -58,6 +60,7 @@ class Stream:
         "name",
         "name_bytes",
         "pub_ack_prefix",
+        "quota",
         "retention",
         "schedules",
         "sourcing",
@@ -68,18 +71,21 @@ class Stream:
     ) -> None:
         self.jetstream = jetstream
         self.group_commit = jetstream.group_commit
+        self._router = jetstream.router
+        self.clock = jetstream.clock
+        self.quota = jetstream.quota
         self.name = config.name
         self.name_bytes = config.name.encode()
         self.created_ns = created_ns
         self.log = log
         self.consumers: dict[str, Consumer] = {}
         self.consumer_set = ConsumerSet(self)
-        self.retention = Retention(self, self.consumer_set)
+        self.retention: Retention = Retention(self, self.consumer_set)
         self._publishing = PublishProcessor(
             self, self.retention, jetstream.batch_budget, jetstream.fast_ingest_budget
         )
         self.fast_path = PublishFastPath(
-            self._publishing, log, jetstream, self.retention, self.group_commit.pending_replies
+            self._publishing, log, self.clock, self.retention, self.group_commit.pending_replies
         )
         self.fast_path.last_message_id = self._load_message_id(log.last_seq)
         self.dedup: StreamDedupWindow | None = None
@@ -117,7 +123,7 @@ class Stream:
 
     def update_fast_path(self) -> None:
         """Enable the fast path if messages without special headers need no checks."""
-        self.fast_path.enabled = not publish_checks.requires_slow_path(self.jetstream, self.config)
+        self.fast_path.enabled = not publish_checks.requires_slow_path(self.quota, self.config)
 
     def _metadata_store(self) -> MetadataStore | None:
         """Return the store for durable state; None for a stream in memory."""
@@ -145,10 +151,10 @@ class Stream:
 
     def iter_subscribe(self) -> Iterator[None]:
         """Subscribe to the configured subjects and to no others, in slices; those that stay are never missing."""
-        router, wanted, subscribed = self.jetstream.router, self.get_subjects(), self._subscribed_subjects
+        wanted, subscribed = self.get_subjects(), self._subscribed_subjects
         for number, subject in enumerate(wanted, 1):
             if subject not in subscribed:
-                router.subscribe_internal(subject, self.fast_path)
+                self._router.subscribe_internal(subject, self.fast_path)
                 subscribed[subject] = None
             if number % SUBJECTS_PER_SLICE == 0:
                 yield
@@ -156,11 +162,11 @@ class Stream:
 
     def iter_unsubscribe(self, keep: Set[bytes] = frozenset()) -> Iterator[None]:
         """Stop receiving messages, except on the subjects in `keep`, in slices."""
-        router, subscribed = self.jetstream.router, self._subscribed_subjects
+        subscribed = self._subscribed_subjects
         for number, subject in enumerate(list(subscribed), 1):
             if subject not in keep:
                 del subscribed[subject]
-                router.unsubscribe_internal(subject, self.fast_path)
+                self._router.unsubscribe_internal(subject, self.fast_path)
             if number % SUBJECTS_PER_SLICE == 0:
                 yield
 
@@ -273,8 +279,7 @@ class Stream:
         if self.closed:
             return
         self.retention.apply_limits()
-        quota = self.jetstream.server_quota
-        quota.schedule_check(self.jetstream)
+        self.quota.schedule_server_check()
         if self.dedup is not None:
             self.dedup.save()
         self.consumer_set.persist_dirty()
@@ -290,9 +295,8 @@ class Stream:
 
     def record_event(self, kind: str, text: str, count: int = 1) -> None:
         """Record an event for the web page and the metrics, which happened `count` times."""
-        jetstream = self.jetstream
-        history = jetstream.event_history
-        history.record(jetstream.clock_ns(), kind, self.name, text, count)
+        history = self.jetstream.event_history
+        history.record(self.clock.wall_ns(), kind, self.name, text, count)
 
     # Lookups
 

@@ -48,7 +48,7 @@ def make_totals(accounts: Iterable[Account]) -> dict[str, Any] | None:
 
 
 def _make_stats(jetstreams: list[AccountJetStream], accounts: int) -> dict[str, Any]:
-    used = {kind: [jetstream.usage(kind) for jetstream in jetstreams] for kind in ("memory", "file")}
+    used = {kind: [jetstream.quota.usage(kind) for jetstream in jetstreams] for kind in ("memory", "file")}
     return {
         "memory": sum(usage for usage, _ in used["memory"]),
         "storage": sum(usage for usage, _ in used["file"]),
@@ -89,7 +89,9 @@ def _make_config(options: ServerOptions) -> dict[str, Any]:
 def _make_account_detail(account: Account, jetstream: AccountJetStream, query: Query) -> dict[str, Any]:
     page = {"name": account.display_name, "id": account.name} | _make_stats([jetstream], 1)
     if any(has_flag(query, name) for name in ("streams", "consumers", "config")):
-        page["stream_detail"] = [_make_stream_detail(stream, query) for stream in jetstream.sorted_streams()]
+        page["stream_detail"] = [
+            _make_stream_detail(stream, query) for stream in jetstream.registry.sorted_streams()
+        ]
     return page
 
 

@@ -152,7 +152,7 @@ def _store_samples(accounts: list[Account]) -> Iterator[Sample]:
 def _all_stream_samples(accounts: list[Account]) -> Iterator[Sample]:
     for account in accounts:
         if account.jetstream is not None:
-            for stream in account.jetstream.sorted_streams():
+            for stream in account.jetstream.registry.sorted_streams():
                 yield from _stream_samples(
                     stream, (("account", account.display_name), ("stream", stream.name))
                 )
@@ -180,7 +180,7 @@ def _stream_samples(stream: Stream, labels: Labels) -> Iterator[Sample]:
 
 def _consumer_samples(accounts: list[Account]) -> Iterator[Sample]:
     for account in accounts:
-        for stream in account.jetstream.sorted_streams() if account.jetstream is not None else ():
+        for stream in account.jetstream.registry.sorted_streams() if account.jetstream is not None else ():
             for _, consumer in sorted(stream.consumers.items()):
                 shown = get_consumer_stats(consumer)
                 labels = (

@@ -37,7 +37,7 @@ def make_overview(
     streams = [
         (display_name, stream)
         for display_name, jetstream in jetstreams
-        for stream in jetstream.sorted_streams()
+        for stream in jetstream.registry.sorted_streams()
     ]
     consumers = [
         (display_name, c) for display_name, stream in streams for _, c in sorted(stream.consumers.items())

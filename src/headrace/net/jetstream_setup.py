@@ -107,8 +107,8 @@ class JetStreamSetup:
                 limits,
                 self._server_quota,
             )
-        elif account.jetstream.limits != limits:
-            account.jetstream.set_limits(limits)
+        elif account.jetstream.quota.limits != limits:
+            account.jetstream.quota.set_limits(limits)
 
     def _disable(self, account: Account) -> None:
         if account.jetstream is not None:

@@ -249,7 +249,7 @@ class Simulation:
         limits, jetstream = self.options.server_limits.account, self.local.jetstream
         if 0 <= limits.max_streams < len(jetstream.streams):
             raise Violation(f"limits: {len(jetstream.streams)} streams, max_streams is {limits.max_streams}")
-        used = jetstream.usage("file")[0] - jetstream.streams["T"].log.bytes
+        used = jetstream.quota.usage("file")[0] - jetstream.streams["T"].log.bytes
         if 0 <= limits.max_storage < used:
             raise Violation(f"limits: {used} bytes stored, max_storage is {limits.max_storage}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from headrace.broker.commit.account_clock import AccountClock
 from headrace.broker.commit.group_commit import GroupCommit
 from headrace.broker.routing.router import SubjectRouter
 from headrace.broker.routing.session import Session
@@ -22,26 +23,22 @@ class AdvisorySource(Protocol):
     server_name: str
     account: str
     domain: str
-
-    def now_ns(self) -> int:
-        """Return the time of an event."""
-
-    def clock_ns(self) -> int:
-        """Return the wall-clock time."""
+    clock: AccountClock
 
 
 class Advisories:
     """Publishes advisories about the streams of one account."""
 
-    __slots__ = ("_jetstream",)
+    __slots__ = ("_clock", "_jetstream")
 
     def __init__(self, jetstream: AdvisorySource) -> None:
         self._jetstream = jetstream
+        self._clock = jetstream.clock
 
     def publish(self, make: Callable[..., EncodedEvent], *fields: object) -> None:
         """Publish an event of `headrace.jetstream_api.advisories`, after everything accepted so far is durable."""
         jetstream = self._jetstream
-        subject, body = make(EventStamp(nuid(), jetstream.now_ns(), jetstream.domain), *fields)
+        subject, body = make(EventStamp(nuid(), self._clock.now_ns(), jetstream.domain), *fields)
         if jetstream.router.has_interest(subject):
             jetstream.group_commit.publish_when_all_durable(subject, b"", b"", body)
 
@@ -67,7 +64,7 @@ class Advisories:
             client.user = session.identity.user if session.identity is not None else ""
         if isinstance(session, Session):
             client.start, client.rtt = (
-                format_time(session.connected_at(self._jetstream.clock_ns())),
+                format_time(session.connected_at(self._clock.wall_ns())),
                 session.rtt_ns,
             )
         return client

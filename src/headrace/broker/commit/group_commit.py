@@ -59,17 +59,21 @@ class RunAll:
 
 
 class GroupCommit:
-    """Collects changes while a frame is being written, and commits the next frame as soon as that one is durable."""
+    """Collects changes while a frame is being written, and commits the next frame as soon as that one is durable.
+
+    `pending_replies` and `_dirty_streams` belong to the open frame, `_replies_in_flight` and `_streams_in_flight` to the
+    frame that is being written. Replies include everything that waits for a frame: PubAcks, copies, advisories.
+    """
 
     __slots__ = (
         "_call_soon",
-        "_dirty",
-        "_dirty_in_flight",
-        "_in_flight",
+        "_dirty_streams",
         "_on_idle",
         "_publisher",
+        "_replies_in_flight",
         "_scheduled",
         "_store",
+        "_streams_in_flight",
         "pending_replies",
     )
 
@@ -88,9 +92,9 @@ class GroupCommit:
         self._on_idle = on_idle
         self._scheduled = False
         self.pending_replies = PendingReplies()
-        self._in_flight: list[OutboundMsg] = []
-        self._dirty: list[CommitParticipant] = []
-        self._dirty_in_flight: list[CommitParticipant] = []
+        self._replies_in_flight: list[OutboundMsg] = []
+        self._dirty_streams: list[CommitParticipant] = []
+        self._streams_in_flight: list[CommitParticipant] = []
         store.set_observer(self)
 
     @property
@@ -100,7 +104,7 @@ class GroupCommit:
 
     def mark_dirty(self, stream: CommitParticipant) -> None:
         """Register a stream with its first change in the open frame."""
-        self._dirty.append(stream)
+        self._dirty_streams.append(stream)
         self.schedule()
 
     def schedule(self) -> None:
@@ -138,7 +142,7 @@ class GroupCommit:
         elif changed == self._store.frame_number:
             self._wait_for_open_frame((subject, reply, header, payload))
         else:
-            self._in_flight.append((subject, reply, header, payload))
+            self._replies_in_flight.append((subject, reply, header, payload))
 
     def publish_many_when_durable(self, log: StreamLog, messages: list[OutboundMsg]) -> None:
         """Like `publish_when_durable`, for many messages."""
@@ -148,7 +152,7 @@ class GroupCommit:
         elif changed == self._store.frame_number:
             self.pending_replies.messages += messages
         else:
-            self._in_flight += messages
+            self._replies_in_flight += messages
 
     def publish_when_all_durable(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Publish once everything accepted so far is durable."""
@@ -158,7 +162,7 @@ class GroupCommit:
         elif store.dirty:
             self._wait_for_open_frame((subject, reply, header, payload))
         elif store.in_flight:
-            self._in_flight.append((subject, reply, header, payload))
+            self._replies_in_flight.append((subject, reply, header, payload))
         else:
             self._publisher.publish(subject, reply, header, payload)
 
@@ -172,24 +176,24 @@ class GroupCommit:
         if store.in_flight:
             return
         with RunAll() as run_all:
-            for stream in self._dirty:
+            for stream in self._dirty_streams:
                 run_all(stream.prepare_commit)
             if store.dirty:
-                self._in_flight, self.pending_replies.messages = self.pending_replies.messages, []
-                self._dirty_in_flight, self._dirty = self._dirty, []
+                self._replies_in_flight, self.pending_replies.messages = self.pending_replies.messages, []
+                self._streams_in_flight, self._dirty_streams = self._dirty_streams, []
                 run_all(store.commit)
             else:
                 messages, self.pending_replies.messages = self.pending_replies.messages, []
-                dirty, self._dirty = self._dirty, []
+                dirty, self._dirty_streams = self._dirty_streams, []
                 self._publish_committed(run_all, messages, dirty)
 
     def on_frame_durable(self, frame: int) -> None:
         """Send what waited for this frame, and commit the next one."""
-        messages, self._in_flight = self._in_flight, []
-        dirty, self._dirty_in_flight = self._dirty_in_flight, []
+        messages, self._replies_in_flight = self._replies_in_flight, []
+        dirty, self._streams_in_flight = self._streams_in_flight, []
         with RunAll() as run_all:
             self._publish_committed(run_all, messages, dirty)
-            if self._store.dirty or self._dirty or self.pending_replies.messages:
+            if self._store.dirty or self._dirty_streams or self.pending_replies.messages:
                 run_all(self.commit)
             run_all(self._on_idle)
 
@@ -209,5 +213,5 @@ class GroupCommit:
         sometimes("pending replies dropped after a failed sync")
         replies = self.pending_replies
         replies.messages.clear()
-        self._in_flight.clear()
-        self._dirty.clear()
+        self._replies_in_flight.clear()
+        self._dirty_streams.clear()

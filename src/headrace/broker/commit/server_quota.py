@@ -64,7 +64,7 @@ class ServerQuota:
             for stream in account.streams.values():
                 stream.update_fast_path()
 
-    def remaining(self, kind: str) -> int:
+    def get_remaining(self, kind: str) -> int:
         """Return how many bytes are left."""
         return self._limits[kind] - self._get_used(kind) if kind in self._limits else 1 << 62
 

@@ -41,6 +41,7 @@ class Consumer:
     __slots__ = (
         "_ack_dispatcher",
         "_advisories",
+        "_clock",
         "_delivery_scheduler",
         "_flusher",
         "_group_commit",
@@ -85,6 +86,7 @@ class Consumer:
         self.jetstream = jetstream
         self.router = jetstream.router
         self._timers = jetstream.timers
+        self._clock = jetstream.clock
         self._group_commit = jetstream.group_commit
         self._advisories = jetstream.advisories
         self._ack_dispatcher = jetstream.ack_dispatcher
@@ -320,10 +322,10 @@ class Consumer:
     # Time
 
     def is_paused(self) -> bool:
-        return self.paused_until_ns > self.jetstream.clock_ns()
+        return self.paused_until_ns > self._clock.wall_ns()
 
     def pause_remaining_ns(self) -> int:
-        return max(self.paused_until_ns - self.jetstream.clock_ns(), 0)
+        return max(self.paused_until_ns - self._clock.wall_ns(), 0)
 
     def arm_timer(self) -> None:
         """Arm the timer again, because the next deadline may be earlier now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from headrace.broker.commit.account_clock import AccountClock
 from headrace.broker.commit.jetstream_context import JetStreamContext
 from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.consumer_flush import ConsumerFlusher
@@ -86,6 +87,7 @@ class ConsumerStream(Protocol):
     name: str
     name_bytes: bytes
     created_ns: int
+    clock: AccountClock
 
     @property
     def jetstream(self) -> ConsumerJetStream:

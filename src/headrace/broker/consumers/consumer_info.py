@@ -27,7 +27,7 @@ def make_consumer_info(consumer: ConsumerContext, *, in_list: bool = False) -> d
         consumer.created_ns,
         responses.encode_public_config(consumer.config, "" if in_list else COMPATIBLE_VERSION),
         _make_state(consumer),
-        jetstream.now_ns(),
+        jetstream.clock.now_ns(),
     )
 
 

@@ -84,7 +84,7 @@ class ConsumerSet:
     def create(self, name: str, config: ConsumerConfig, ack_state: AckState) -> Consumer:
         """Create a consumer from a validated configuration and its initial state."""
         stream = self._stream
-        consumer = Consumer(stream, name, config, stream.jetstream.now_ns(), ack_state)
+        consumer = Consumer(stream, name, config, stream.clock.now_ns(), ack_state)
         self.add(consumer)
         consumer.persist_config()
         consumer.persist_state()
@@ -180,11 +180,12 @@ class ConsumerSet:
         if len(self._waiting_filtered) <= FEW_WAITING:
             to_deliver += self._waiting_filtered
         else:
-            to_deliver += self._matching(first, last)
+            to_deliver += self._find_waiting_for(first, last)
         for consumer in to_deliver:
             consumer.deliver()
 
-    def _matching(self, first: int, last: int) -> list[Consumer]:
+    def _find_waiting_for(self, first: int, last: int) -> list[Consumer]:
+        """Return the waiting consumers whose filters match one of these messages."""
         found: dict[Consumer, None] = {}
         waiting, find_matching = self._waiting_filtered, self._filter_index.find_matching
         for subject in self._find_new_subjects(first, last):

@@ -64,7 +64,7 @@ class DeliveryMode(Protocol):
         """Handle CONSUMER.MSG.NEXT."""
 
     def enqueue(self, reply: bytes, body: bytes) -> None:
-        """Handle a pull request that came with an acknowledgement."""
+        """Queue a pull request: one that `on_request` accepted, or one that came with an acknowledgement (`+NXT`)."""
 
     def has_demand(self) -> bool:
         """Return whether a message would be received now."""

@@ -18,20 +18,20 @@ class Deliverer(Protocol):
 class DeliveryScheduler:
     """The consumers of an account that are scheduled to deliver."""
 
-    __slots__ = ("_call_soon", "_waiting")
+    __slots__ = ("_call_soon", "_scheduled")
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
-        self._waiting: dict[Deliverer, None] = {}
+        self._scheduled: dict[Deliverer, None] = {}
 
     def schedule(self, consumer: Deliverer) -> None:
         """Schedule a consumer that has new messages or new demand."""
-        if not self._waiting:
+        if not self._scheduled:
             self._call_soon(self._deliver_all)
-        self._waiting[consumer] = None
+        self._scheduled[consumer] = None
 
     def _deliver_all(self) -> None:
-        waiting, self._waiting = self._waiting, {}
+        scheduled, self._scheduled = self._scheduled, {}
         with RunAll() as run_all:
-            for consumer in waiting:
+            for consumer in scheduled:
                 run_all(consumer.deliver)

@@ -14,30 +14,12 @@ from headrace.broker.commit.disk_backpressure import DiskBackpressure
 from headrace.broker.handlers.lease_registry import LeaseRegistry
 from headrace.broker.operation_runner import OffloopRunner, OperationRunner
 from headrace.broker.stream import Stream
-from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
 from headrace.jetstream_api.configs import StreamConfig
 from headrace.storage import StreamLog
 
 
-class ApiContext(StreamJetStream, Protocol):
-    """One account's JetStream, seen from the handlers of its API."""
-
-    limits: JetStreamLimits
-    reject_unknown_fields: bool
-    api_total: int
-    api_errors: int
-    disk_backpressure: DiskBackpressure
-    pin_leases: LeaseRegistry
-    run_operation: OperationRunner
-    run_off_loop: OffloopRunner
-
-    @property
-    def streams(self) -> dict[str, Stream]:
-        """Return all streams of the account by name."""
-
-    @property
-    def restores(self) -> dict[str, Any]:
-        """Return the restores under way, by stream."""
+class RegistryContext(Protocol):
+    """The streams of one account, seen from the handlers of its API."""
 
     def configs(self) -> dict[str, StreamConfig]:
         """Return the configurations of all streams by name."""
@@ -62,5 +44,26 @@ class ApiContext(StreamJetStream, Protocol):
     ) -> Stream:
         """Add a stream whose log exists already."""
 
-    def usage_excluding(self, name: str) -> Usage:
-        """Return the usage of the account's streams, except for the one with this name."""
+
+class ApiContext(StreamJetStream, Protocol):
+    """One account's JetStream, seen from the handlers of its API."""
+
+    reject_unknown_fields: bool
+    api_total: int
+    api_errors: int
+    disk_backpressure: DiskBackpressure
+    pin_leases: LeaseRegistry
+    run_operation: OperationRunner
+    run_off_loop: OffloopRunner
+
+    @property
+    def streams(self) -> dict[str, Stream]:
+        """Return all streams of the account by name."""
+
+    @property
+    def registry(self) -> RegistryContext:
+        """Return what creates, changes and deletes streams."""
+
+    @property
+    def restores(self) -> dict[str, Any]:
+        """Return the restores under way, by stream."""

@@ -229,7 +229,7 @@ class ApiDispatcher:
         jetstream, request = self._jetstream, received.request
         jetstream.api_errors += not received.endpoint.private
         request.response_header = b""
-        error = failure if isinstance(failure, RequestError) else jetstream.to_api_error(failure)
+        error = failure if isinstance(failure, RequestError) else ApiError.INSUFFICIENT_RESOURCES()
         self._respond(
             received, responses.encode_error_response(received.endpoint.response_type, error), failed=True
         )

@@ -43,7 +43,7 @@ def start_backup(jetstream: ApiContext, request: ApiRequest) -> bytes:
     """Handle STREAM.SNAPSHOT: the response comes first, then chunks."""
     if is_empty(request.body):
         raise ApiError.BAD_REQUEST()
-    stream = jetstream.get_stream(request.names[0])
+    stream = jetstream.registry.get_stream(request.names[0])
     wanted = decode(SnapshotRequest, request.body, strict=jetstream.reject_unknown_fields)
     deliver = wanted.deliver_subject.encode()
     if (
@@ -77,7 +77,7 @@ class BackupSender:
         self._group_commit = jetstream.group_commit
         self._advisories = jetstream.advisories
         self._call_soon = jetstream.call_soon
-        self._clock_ns = jetstream.clock_ns
+        self._clock_ns = jetstream.clock.wall_ns
         self._client = client
         self._deliver_subject = wanted.deliver_subject.encode()
         self._chunk_bytes = min(max(wanted.chunk_size or _CHUNK_DEFAULT, _CHUNK_MIN), _CHUNK_MAX)
@@ -85,10 +85,10 @@ class BackupSender:
         self._slots = self._slots_max = max(window // self._chunk_bytes, 1)
         self.state = make_stream_state(stream)
         consumers = [] if wanted.no_consumers else list(stream.consumers.values())
-        self._reader = BackupReader(stream.log, self.state, consumers, jetstream.clock_ns)
+        self._reader = BackupReader(stream.log, self.state, consumers, jetstream.clock.wall_ns)
         self._buffer = bytearray()
         self._sent = 0
-        self._start_ns = jetstream.clock_ns()
+        self._start_ns = jetstream.clock.wall_ns()
         self._last_ack_ns = self._started_ns = self._timers.now_ns()
         self._ack_subject = f"$JS.SNAPSHOT.ACK.{stream.name}.{nuid()}".encode()
         self._check_timer: TimerHandle | None = None

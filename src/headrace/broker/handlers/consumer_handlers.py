@@ -37,7 +37,7 @@ IDENTITY = b"Nats-Stream-Identity"
 
 
 def _get_consumer(jetstream: ApiContext, request: ApiRequest) -> Consumer:
-    stream = jetstream.get_stream(request.names[0])
+    stream = jetstream.registry.get_stream(request.names[0])
     consumer = stream.consumer_set.find(request.names[1])
     if consumer is None:
         raise ApiError.CONSUMER_NOT_FOUND()
@@ -68,7 +68,7 @@ def create_durable(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
 def _create(jetstream: ApiContext, request: ApiRequest, **subject: str) -> ApiSteps:
     wanted = decode(ConsumerRequest, request.body, strict=jetstream.reject_unknown_fields)
     named_config = consumers.resolve_name(wanted, **subject)
-    stream = jetstream.get_stream(wanted.stream_name)
+    stream = jetstream.registry.get_stream(wanted.stream_name)
     others = {each.name: each.config for each in stream.consumer_set}
     config = consumers.merge_existing(named_config, stream.config, others, nuid()[:8])
     if config.direct or config.sourcing:
@@ -81,14 +81,14 @@ def _create(jetstream: ApiContext, request: ApiRequest, **subject: str) -> ApiSt
         others,
         action=wanted.action,
         strict=wanted.pedantic,
-        limits=jetstream.limits,
+        limits=jetstream.quota.limits,
         has_interest=lambda _deliver_subject: is_bound,
     )
     config = (yield validate) if len(config.filter_subjects) > MANY_PATTERNS else validate()
     patterns = tuple(pattern.encode() for pattern in config.get_filters())
     # Held until the consumer uses it: making it takes long if there are many patterns or subjects.
     subject_filter = yield from stream.log.iter_filter(patterns)
-    stream = jetstream.get_stream(stream.name)
+    stream = jetstream.registry.get_stream(stream.name)
     consumer = yield from _create_or_update(stream, config, subject_filter)
     return responses.encode_consumer_created(make_consumer_info(consumer))
 
@@ -166,7 +166,7 @@ def list_consumers(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
 
 def _parse_list_request(jetstream: ApiContext, request: ApiRequest) -> tuple[Stream, int]:
     wanted = decode_optional(ConsumersRequest, request.body, strict=jetstream.reject_unknown_fields)
-    return jetstream.get_stream(request.names[0]), wanted.offset
+    return jetstream.registry.get_stream(request.names[0]), wanted.offset
 
 
 # Changes
@@ -176,7 +176,7 @@ def delete(jetstream: ApiContext, request: ApiRequest) -> bytes:
     if not is_empty(request.body):
         raise ApiError.NOT_EMPTY_REQUEST()
     consumer = _get_consumer(jetstream, request)
-    stream = jetstream.get_stream(request.names[0])
+    stream = jetstream.registry.get_stream(request.names[0])
     stream.consumer_set.delete(consumer)
     return responses.encode_success("consumer_delete_response")
 

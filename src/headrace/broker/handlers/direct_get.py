@@ -24,6 +24,7 @@ from headrace.jetstream_api.token_limit import has_too_many_tokens
 from headrace.storage import Filter, StreamLog
 
 if TYPE_CHECKING:
+    from headrace.broker.routing.router import SubjectRouter
     from headrace.broker.routing.session import Session
     from headrace.broker.stream import Stream
 
@@ -52,6 +53,7 @@ class DirectGet:
         "_log",
         "_pending_max",
         "_prefix_length",
+        "_retention",
         "_stream",
         "_stream_header",
         "_subject",
@@ -60,6 +62,7 @@ class DirectGet:
     def __init__(self, stream: Stream, served_name: bytes) -> None:
         self._stream = stream
         self._log = stream.log
+        self._retention = stream.retention
         self._group_commit = stream.group_commit
         self._pending_max = stream.jetstream.pending_max
         self._subject = PREFIX + served_name
@@ -89,7 +92,7 @@ class DirectGet:
 
     def _last_by_subject(self, reply: bytes, request_subject: bytes) -> None:
         stream, log = self._stream, self._log
-        stream.retention.enforce()
+        self._retention.enforce()
         reply_parts = encode_last_by_subject(log, request_subject, self._prefix_length, self._stream_header)
         if reply_parts is None:
             seq = stream.find_last_seq(request_subject[self._prefix_length :])
@@ -114,8 +117,7 @@ class DirectGet:
             return self._send_status(reply, error)
         if key:
             request.last_by_subj = key.decode("utf-8", "surrogateescape")
-        retention = self._stream.retention
-        retention.enforce()
+        self._retention.enforce()
         if request.multi_last:
             self._multi_last(reply, request)
         elif request.batch:
@@ -228,6 +230,36 @@ class MirrorDirectGet(DirectGet):
         upstream = self._streams.get(self._upstream_name)
         if (upstream is None or not upstream.config.allow_direct) and self._sourcing.is_almost_caught_up:
             super().on_message(session, subject, reply, header, payload)
+
+
+class DirectGetSubscriptions:
+    """Subscribes the direct gets of an account's streams."""
+
+    __slots__ = ("_router", "_subscribers")
+
+    def __init__(self, router: SubjectRouter) -> None:
+        self._router = router
+        self._subscribers: dict[str, list[DirectGet]] = {}
+
+    def subscribe(self, stream: Stream) -> None:
+        """Serve the direct gets that the stream's configuration allows."""
+        config = stream.config
+        subscribers: list[DirectGet] = []
+        if config.allow_direct:
+            subscribers.append(DirectGet(stream, stream.name_bytes))
+        if config.mirror_direct and config.mirror is not None:
+            upstream = config.mirror.name
+            subscribers.append(MirrorDirectGet(stream, upstream.encode()))
+        self._subscribers[stream.name] = subscribers
+        for subscriber in subscribers:
+            for pattern in subscriber.subscriptions:
+                self._router.subscribe_internal(pattern, subscriber)
+
+    def unsubscribe(self, stream: Stream) -> None:
+        """Stop serving direct gets of a stream."""
+        for subscriber in self._subscribers.pop(stream.name, ()):
+            for pattern in subscriber.subscriptions:
+                self._router.unsubscribe_internal(pattern, subscriber)
 
 
 def find_seq(stream: Stream, request: MessageGetRequest) -> int:

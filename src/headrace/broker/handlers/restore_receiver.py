@@ -61,12 +61,12 @@ ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
 
 def validate_config(jetstream: ApiContext, config: StreamConfig, name: str) -> StreamConfig:
     """Validate the configuration of a stream to restore; unlike a new one it may be sealed."""
-    existing, sealed, config = jetstream.configs(), config.sealed, copy_config(config)
+    existing, sealed, config = jetstream.registry.configs(), config.sealed, copy_config(config)
     config.sealed = False
     if name in existing and config.name == name:
         raise ApiError.STREAM_NAME_EXIST_RESTORE_FAILED()
-    usage = jetstream.usage_excluding(name)
-    new_config = streams.validate_create(config, name, existing, limits=jetstream.limits, usage=usage)
+    usage = jetstream.quota.usage_excluding(name)
+    new_config = streams.validate_create(config, name, existing, limits=jetstream.quota.limits, usage=usage)
     if name in jetstream.restores:
         raise ApiError.STREAM_NAME_EXIST_RESTORE_FAILED()
     new_config.sealed = sealed
@@ -85,7 +85,8 @@ class BackupRestore:
         self._advisories = jetstream.advisories
         self._config = config
         self._client = self._advisories.client_info(session)
-        self._start_ns = jetstream.clock_ns()
+        self._clock = jetstream.clock
+        self._start_ns = self._clock.wall_ns()
         self._archive = ArchiveReader(ENTRY_MAX)
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._queued_bytes = self._received_bytes = 0
@@ -175,7 +176,7 @@ class BackupRestore:
         fields = (
             self._config.name,
             self._start_ns,
-            self._jetstream.clock_ns(),
+            self._clock.wall_ns(),
             self._received_bytes,
             self._client,
         )

@@ -95,11 +95,13 @@ class RestoreWriter:
         self._jetstream = jetstream
         self._store = jetstream.store
         self._metadata = jetstream.store.metadata
-        self._server_quota = jetstream.server_quota
+        self._quota = jetstream.quota
+        self._clock = jetstream.clock
+        self._registry = jetstream.registry
         self._config = config
         self._state: StreamState | None = None
         self._log: StreamLog | None = None
-        self._bytes_left = self._remaining_quota()
+        self._bytes_left = self._quota.get_remaining(config.storage)
         self._consumers: dict[str, RestoredConsumer] = {}
         self._end_seen = False
         self._last_seq = self._last_ns = 0
@@ -117,12 +119,6 @@ class RestoreWriter:
             self._end_seen = True
         elif not self._end_seen:
             self._append_message(self._log, entry)
-
-    def _remaining_quota(self) -> int:
-        """Return how many bytes the account and the server have left for it."""
-        jetstream, storage = self._jetstream, self._config.storage
-        quota, remaining = jetstream.quota(storage), self._server_quota.remaining(storage)
-        return min(quota - jetstream.usage(storage)[0], remaining) if quota >= 0 else remaining
 
     def check_complete(self) -> None:
         if not self._end_seen:
@@ -157,7 +153,7 @@ class RestoreWriter:
         if name not in (config.name, config.durable_name):
             config.name = name
         others = {each: restored.config for each, restored in self._consumers.items()}
-        config = consumers.validate(config, self._config, others, limits=self._jetstream.limits)
+        config = consumers.validate(config, self._config, others, limits=self._quota.limits)
         self._consumers[name] = RestoredConsumer(config, _make_ack_state(backup.state, config))
 
     def _append_message(self, log: StreamLog, entry: BackupEntry) -> None:
@@ -167,16 +163,13 @@ class RestoreWriter:
         found = publish_checks.parse_nats_headers(header) if header else _NONE
         ttl_s = self._parse_ttl(found)
         self._last_seq = seq
-        if (
-            0 < ttl_s < publish_checks.TTL_EXEMPT
-            and time_ns + ttl_s * SECOND_NS <= self._jetstream.clock_ns()
-        ):
+        if 0 < ttl_s < publish_checks.TTL_EXEMPT and time_ns + ttl_s * SECOND_NS <= self._clock.wall_ns():
             return
         if seq > log.last_seq + 1:
             log.advance(seq - 1)
         log.append(entry.name, header, entry.payload, time_ns, ttl_s)
         storage = self._config.storage
-        if log.bytes > self._bytes_left or storage in self._server_quota.exhausted:
+        if log.bytes > self._bytes_left or self._quota.is_server_full(storage):
             api_error = (
                 ApiError.MEMORY_RESOURCES_EXCEEDED
                 if storage == "memory"
@@ -218,7 +211,7 @@ class RestoreWriter:
         """Collect what a stream stores besides its messages: ids, source positions and schedules, from the headers."""
         window_ns = self._config.duplicate_window
         message_id = found.get(publish_checks.MSG_ID)
-        if message_id and time_ns > self._jetstream.clock_ns() - window_ns:
+        if message_id and time_ns > self._clock.wall_ns() - window_ns:
             self._ids.append((message_id, entry.seq, time_ns))
         if copied := parse_source_header(found.get(publish_checks.STREAM_SOURCE, b"")):
             self._source_positions[copied[0]] = copied[1].seq, copied[1].identity
@@ -239,7 +232,7 @@ class RestoreWriter:
         if self._config.storage != "memory":
             self._metadata.delete(unfinished_key_for(log))
         self._log = None
-        return self._jetstream.register_stream(self._config, log, self._restore_state)
+        return self._registry.register_stream(self._config, log, self._restore_state)
 
     def _restore_state(self, stream: Stream) -> None:
         """Restore ids, positions, schedules and consumers before the stream opens."""

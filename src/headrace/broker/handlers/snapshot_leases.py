@@ -56,12 +56,12 @@ def create_lease(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
 def _iter_create(
     jetstream: ApiContext, request: ApiRequest, body: dict[str, Any]
 ) -> Generator[None, None, SnapshotLease]:
-    stream = jetstream.get_stream(request.names[0])
+    stream = jetstream.registry.get_stream(request.names[0])
     lease_s = body.get("lease", LEASE_S_DEFAULT)
     if not isinstance(lease_s, int | float) or not 0 < lease_s <= LEASE_S_MAX:
         raise ApiError.BAD_REQUEST()
     stream.retention.enforce()
-    now_ns = jetstream.clock_ns()
+    now_ns = jetstream.clock.wall_ns()
     jetstream.pin_leases.release_expired(now_ns)
     if len(jetstream.pin_leases) >= LEASES_MAX:
         raise ApiError.STREAM_GENERAL_ERROR(
@@ -72,7 +72,7 @@ def _iter_create(
 
 
 def _get_existing(jetstream: ApiContext, request: ApiRequest, name: object) -> SnapshotLease:
-    jetstream.get_stream(request.names[0])
+    jetstream.registry.get_stream(request.names[0])
     found = find_lease(jetstream, name) if isinstance(name, str) else None
     if found is None or found.stream != request.names[0]:
         raise ApiError.BAD_REQUEST()
@@ -81,7 +81,7 @@ def _get_existing(jetstream: ApiContext, request: ApiRequest, name: object) -> S
 
 def find_lease(jetstream: ApiContext, name: str) -> SnapshotLease | None:
     """Return the lease of a pin; None if it expired, was released, or never existed."""
-    return jetstream.pin_leases.find(name, jetstream.clock_ns())
+    return jetstream.pin_leases.find(name, jetstream.clock.wall_ns())
 
 
 def make_token(jetstream: ApiContext, name: str) -> str:
@@ -109,7 +109,7 @@ def release_lease(jetstream: ApiContext, request: ApiRequest) -> bytes:
         raise ApiError.BAD_REQUEST()
     lease = find_lease(jetstream, name)
     if lease is None:
-        jetstream.get_stream(request.names[0])
+        jetstream.registry.get_stream(request.names[0])
     elif lease.stream != request.names[0]:
         # Permissions are granted by stream: a user of one stream must not release the pins of another.
         raise ApiError.BAD_REQUEST()

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
-    memory, reserved_memory = jetstream.usage("memory")
-    storage, reserved_storage = jetstream.usage("file")
+    memory, reserved_memory = jetstream.quota.usage("memory")
+    storage, reserved_storage = jetstream.quota.usage("file")
     account = responses.AccountUsage(
         memory=memory,
         storage=storage,
@@ -45,7 +45,7 @@ def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
     )
     return responses.encode_account_info(
         account,
-        jetstream.limits,
+        jetstream.quota.limits,
         domain=jetstream.domain,
         api_total=jetstream.api_total,
         api_errors=jetstream.api_errors,
@@ -57,22 +57,22 @@ def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
 
 def create(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
-    existing = jetstream.configs()
+    existing = jetstream.registry.configs()
     name = request.names[0]
-    usage = jetstream.usage_excluding(name)
+    usage = jetstream.quota.usage_excluding(name)
     validate = partial(
         streams.validate_create,
         config,
         name,
         existing,
         strict=pedantic,
-        limits=jetstream.limits,
+        limits=jetstream.quota.limits,
         usage=usage,
     )
     new_config = (yield validate) if len(config.subjects) > MANY_PATTERNS else validate()
     stream = jetstream.streams.get(new_config.name)
     if stream is None:
-        stream = yield from jetstream.iter_create_stream(new_config)
+        stream = yield from jetstream.registry.iter_create_stream(new_config)
         jetstream.advisories.publish(advisories.make_stream_action, stream.name, "create")
     return responses.encode_stream_created(make_stream_info(stream))
 
@@ -86,30 +86,30 @@ def update(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
         streams.validate_update,
         config,
         name,
-        jetstream.configs(),
+        jetstream.registry.configs(),
         strict=pedantic,
-        limits=jetstream.limits,
-        usage=jetstream.usage_excluding(name),
+        limits=jetstream.quota.limits,
+        usage=jetstream.quota.usage_excluding(name),
         consumers=consumers,
     )
     new_config = (yield validate) if len(config.subjects) > MANY_PATTERNS else validate()
-    stream = jetstream.get_stream(name)
-    yield from jetstream.iter_update_stream(stream, new_config)
+    stream = jetstream.registry.get_stream(name)
+    yield from jetstream.registry.iter_update_stream(stream, new_config)
     jetstream.advisories.publish(advisories.make_stream_action, name, "modify")
     return responses.encode_stream_updated(make_stream_info(stream))
 
 
 def delete(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     _must_be_empty(request)
-    stream = jetstream.get_stream(request.names[0])
-    yield from jetstream.iter_delete_stream(stream)
+    stream = jetstream.registry.get_stream(request.names[0])
+    yield from jetstream.registry.iter_delete_stream(stream)
     jetstream.advisories.publish(advisories.make_stream_action, stream.name, "delete")
     return responses.encode_success("stream_delete_response")
 
 
 def info(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(StreamInfoRequest, request.body, strict=jetstream.reject_unknown_fields)
-    stream = jetstream.get_stream(request.names[0])
+    stream = jetstream.registry.get_stream(request.names[0])
     page, deleted = SubjectPage(None, 0), None
     if wanted.subjects_filter:
         stream.retention.enforce()
@@ -118,7 +118,7 @@ def info(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     if wanted.deleted_details:
         stream.retention.enforce()
         deleted = yield from iter_deleted(stream.log, DELETED_MAX)
-    stream = jetstream.get_stream(stream.name)  # it may have been deleted meanwhile
+    stream = jetstream.registry.get_stream(stream.name)  # it may have been deleted meanwhile
     info_response = make_stream_info(
         stream, leader=jetstream.server_name, subjects=page.counts, deleted=deleted
     )
@@ -132,14 +132,14 @@ def info(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
 
 def list_names(jetstream: ApiContext, request: ApiRequest) -> bytes:
     wanted = decode_optional(StreamNamesRequest, request.body, strict=jetstream.reject_unknown_fields)
-    found = [stream.name for stream in jetstream.sorted_streams(wanted.subject)]
+    found = [stream.name for stream in jetstream.registry.sorted_streams(wanted.subject)]
     start, end = responses.compute_page(len(found), wanted.offset, responses.NAMES_LIMIT)
     return responses.encode_stream_names(len(found), start, found[start:end])
 
 
 def list_streams(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(StreamListRequest, request.body, strict=jetstream.reject_unknown_fields)
-    found = jetstream.sorted_streams(wanted.subject)
+    found = jetstream.registry.sorted_streams(wanted.subject)
     start, end = responses.compute_page(len(found), wanted.offset, responses.LIST_LIMIT)
     infos = []
     for number, stream in enumerate(found[start:end], 1):
@@ -154,7 +154,7 @@ def purge(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(PurgeRequest, request.body, strict=jetstream.reject_unknown_fields)
     if (wanted.seq and wanted.keep) or wanted.seq > SEQ_MAX:
         raise ApiError.BAD_REQUEST()
-    stream = jetstream.get_stream(request.names[0])
+    stream = jetstream.registry.get_stream(request.names[0])
     if stream.config.sealed:
         raise ApiError.STREAM_SEALED()
     if stream.config.deny_purge:
@@ -169,7 +169,7 @@ def purge(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
 
 def get_message(jetstream: ApiContext, request: ApiRequest) -> bytes:
     wanted = decode_message_get(request.body, strict=jetstream.reject_unknown_fields)
-    stream = jetstream.get_stream(request.names[0])
+    stream = jetstream.registry.get_stream(request.names[0])
     stream.retention.enforce()
     seq = direct_get.find_seq(stream, wanted)
     message = stream.log.get(seq) if seq else None
@@ -183,7 +183,7 @@ def delete_message(jetstream: ApiContext, request: ApiRequest) -> bytes:
     if is_empty(request.body):
         raise ApiError.BAD_REQUEST()
     wanted = decode(MessageDeleteRequest, request.body, strict=jetstream.reject_unknown_fields)
-    stream = jetstream.get_stream(request.names[0])
+    stream = jetstream.registry.get_stream(request.names[0])
     if stream.config.sealed:
         raise ApiError.STREAM_SEALED()
     if stream.config.deny_delete:

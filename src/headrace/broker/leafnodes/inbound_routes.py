@@ -35,7 +35,7 @@ def resolve_inbound(
     ]
     for subscriber in route.internal_subscribers:
         forwarded = (
-            subscriber.excluding(source, queues) if isinstance(subscriber, LeafnodeFanout) else subscriber
+            subscriber.exclude(source, queues) if isinstance(subscriber, LeafnodeFanout) else subscriber
         )
         if forwarded is not None and not isinstance(subscriber, PublishFastPath):
             internal_subscribers.append(forwarded)

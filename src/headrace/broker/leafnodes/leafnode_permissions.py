@@ -101,6 +101,10 @@ class ConnectionPermissions:
         if domain and domain != remote_domain:
             self.outbound = self.outbound.with_denied([f"$JS.{domain}.API.>".encode()])
 
+    def may_announce(self, pattern: bytes) -> bool:
+        """Whether interest in a pattern may be announced to the other side."""
+        return self.inbound.allows_interest(pattern)
+
     def may_send(self, subject: bytes) -> bool:
         """Whether messages on this subject may be sent to the other side."""
         return subject.startswith(ALWAYS_ALLOWED) or self.outbound.allows(subject)

@@ -224,8 +224,7 @@ class LeafnodeSession(BackpressuredClient):
 
     def may_announce(self, pattern: bytes) -> bool:
         """Whether interest in a pattern may be announced to the other side."""
-        inbound = self.leafnode_permissions.inbound
-        return inbound.allows_interest(pattern)
+        return self.leafnode_permissions.may_announce(pattern)
 
     def may_send(self, subject: bytes) -> bool:
         """Whether messages on this subject may be sent to the other side."""

@@ -145,7 +145,7 @@ class LeafnodeFanout:
                 sender.send_run(data, count, size)
         return count, size
 
-    def excluding(self, source: LeafnodeSender, queues: Collection[bytes]) -> LeafnodeFanout | None:
+    def exclude(self, source: LeafnodeSender, queues: Collection[bytes]) -> LeafnodeFanout | None:
         """Return the fan-out of a message that came from `source`, for these queue groups; None if it goes nowhere."""
 
         def is_other(sender: LeafnodeSender) -> bool:

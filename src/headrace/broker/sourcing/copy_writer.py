@@ -82,12 +82,12 @@ def strip_upstream_headers(header: bytes, *, is_source: bool) -> bytes:
 class BaseCopyWriter:
     """What both kinds of writers have in common: subjects, headers that are acted on, space."""
 
-    __slots__ = ("_log", "_server_quota", "_stream", "_subject_transform", "_upstream")
+    __slots__ = ("_log", "_quota", "_stream", "_subject_transform", "_upstream")
 
     def __init__(self, stream: StreamContext, upstream: Upstream) -> None:
         self._stream = stream
         self._log = stream.log
-        self._server_quota = stream.jetstream.server_quota
+        self._quota = stream.quota
         self._upstream = upstream
         self._subject_transform: Transform | None = make_first_matching(upstream.entry.subject_transforms)
 
@@ -119,7 +119,7 @@ class BaseCopyWriter:
     def _check_capacity(self, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
         """Raise if the stream is full and discards new messages; the copy is retried later."""
         config = self._stream.config
-        if config.storage in self._server_quota.exhausted:
+        if self._quota.is_server_full(config.storage):
             raise ApiError.INSUFFICIENT_RESOURCES()
         if config.discard == "new":
             publish_checks.check_discard_new(self._stream, subject, header, payload, rollup)

@@ -231,7 +231,7 @@ class SourceWriter(BaseCopyWriter):
         if stream.config.sealed:
             raise ApiError.STREAM_SEALED()
         original, subject = subject, self._transform_subject(subject)
-        now_ns = stream.jetstream.now_ns()
+        now_ns = stream.clock.now_ns()
         stream.retention.expire_due(now_ns)
         message_id = header_map.get(publish_checks.MSG_ID, b"")
         if message_id and stream.dedup is not None and stream.dedup.find(message_id, now_ns):

@@ -101,12 +101,16 @@ def get_batch_id(header_map: Mapping[bytes, bytes]) -> bytes:
 class AtomicBatches:
     """The open batches of one stream."""
 
-    __slots__ = ("_budget", "_jetstream", "_open", "_stream")
+    __slots__ = ("_advisories", "_budget", "_clock", "_limits", "_open", "_quota", "_stream", "_timers")
 
     def __init__(self, stream: StreamContext, budget: AtomicBatchBudget) -> None:
         self._stream = stream
-        self._jetstream = stream.jetstream
+        self._clock = stream.clock
+        self._quota = stream.quota
+        self._timers = stream.jetstream.timers
+        self._advisories = stream.jetstream.advisories
         self._budget = budget
+        self._limits = budget.limits
         self._open: dict[bytes, AtomicBatch] = {}
 
     def __len__(self) -> int:
@@ -132,13 +136,13 @@ class AtomicBatches:
     # Checks of one message, in nats-server's order
 
     def _check_message(self, member: BatchMember, name: bytes) -> None:
-        config, limits = self._stream.config, self._budget.limits
+        config, limits = self._stream.config, self._limits
         if config.sealed:
             raise ApiError.STREAM_SEALED()
         size = len(member.header) + len(member.payload)
         if self._budget.bytes + size > limits.bytes_per_server:
             raise ApiError.INSUFFICIENT_RESOURCES()
-        if self._jetstream.has_quota(config.storage):
+        if self._quota.has_limit(config.storage):
             publish_checks.check_account_quota(self._stream, member.subject, member.header, member.payload)
         if 0 <= config.max_msg_size < size:
             raise ApiError.STREAM_MESSAGE_EXCEEDS_MAXIMUM()
@@ -160,7 +164,7 @@ class AtomicBatches:
         batch = self._open.get(name)
         if batch is not None:
             return batch
-        limits = self._budget.limits
+        limits = self._limits
         if position != 1:
             if position - end_only > limits.messages:
                 raise ApiError.ATOMIC_PUBLISH_TOO_LARGE_BATCH(size=limits.messages)
@@ -179,7 +183,7 @@ class AtomicBatches:
     ) -> None:
         """Check that the message is the next of its batch; any error ends the batch."""
         end_only = commit == b"eob"
-        limits = self._budget.limits
+        limits = self._limits
         if commit is not None and commit not in (b"1", b"eob"):
             self._close(batch)
             raise ApiError.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT()
@@ -207,20 +211,18 @@ class AtomicBatches:
         else:
             batch.needs_checks = True
             batch.add(member, size)
-        fast_path, limits, jetstream = self._stream.fast_path, self._budget.limits, self._jetstream
+        fast_path, timeout_ns = self._stream.fast_path, self._limits.timeout_ns
         fast_path.open_batch = batch
-        timeout_ns = limits.timeout_ns
-        batch.deadline_ns = jetstream.clock_ns() + timeout_ns
+        batch.deadline_ns = self._clock.wall_ns() + timeout_ns
         if batch.timer is None:
-            batch.timer = jetstream.timers.after(timeout_ns, lambda: self._check_timeout(batch))
+            batch.timer = self._timers.after(timeout_ns, lambda: self._check_timeout(batch))
 
     def _check_timeout(self, batch: AtomicBatch) -> None:
         """Abandon the batch if nothing arrived since, else arm the timer again."""
-        jetstream, limits = self._jetstream, self._budget.limits
-        left_ns = batch.deadline_ns - jetstream.clock_ns()
+        left_ns = batch.deadline_ns - self._clock.wall_ns()
         # More than the whole timeout can only be left if the clock was set back; then nothing arrived since.
-        if 0 < left_ns <= limits.timeout_ns:
-            batch.timer = jetstream.timers.after(left_ns, lambda: self._check_timeout(batch))
+        if 0 < left_ns <= self._limits.timeout_ns:
+            batch.timer = self._timers.after(left_ns, lambda: self._check_timeout(batch))
             return
         sometimes("atomic batch timed out")
         self._abandon(batch, "timeout")
@@ -243,8 +245,7 @@ class AtomicBatches:
 
     def _send_abandoned_advisory(self, name: bytes, reason: str) -> None:
         stream, batch_name = self._stream, name.decode("utf-8", "replace")
-        sender = self._jetstream.advisories
-        sender.publish(advisories.make_batch_abandoned, "", stream.name, batch_name, reason)
+        self._advisories.publish(advisories.make_batch_abandoned, "", stream.name, batch_name, reason)
         stream.record_event("abandoned", f"{batch_name}: {reason}")
 
     def clear(self) -> None:
@@ -278,7 +279,7 @@ class AtomicBatches:
     def _store_plain(self, members: list[tuple[bytes, bytes, bytes]]) -> int:
         """Store members that need no checks; return the sequence of the last."""
         stream, fast_path = self._stream, self._stream.fast_path
-        time_ns = stream.jetstream.reserve_times(len(members))
+        time_ns = stream.clock.reserve_times(len(members))
         first = stream.log.append_many(members, time_ns, step_ns=1)
         fast_path.last_message_id = b""
         if fast_path.calls_after_append:
@@ -293,7 +294,7 @@ class AtomicBatches:
         for member in members:
             header = headers.strip(member.header, REQUIRED_LEVEL)
             header, ttl_s = publish_checks.apply_min_ttl(stream, header, member.ttl_s)
-            time_ns = stream.jetstream.now_ns()
+            time_ns = stream.clock.now_ns()
             message_id = member.header_map.get(publish_checks.MSG_ID, b"")
             if stream.retention.has_interest(member.subject):
                 seq = stream.store(

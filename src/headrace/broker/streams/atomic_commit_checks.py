@@ -39,7 +39,7 @@ class CommitCheck:
         self._stream = stream
         self._members = members
         self._last_seq = stream.log.last_seq
-        self._now_ns = stream.jetstream.clock_ns()
+        self._now_ns = stream.clock.wall_ns()
         self._batch_message_ids: set[bytes] = set()
         self._added_by_subject: dict[bytes, int] = {}
         self._added_bytes = 0
@@ -68,14 +68,13 @@ class CommitCheck:
     def _check_account(self) -> None:
         """Check that the whole batch fits into the account's quota."""
         stream = self._stream
-        jetstream, storage = stream.jetstream, stream.config.storage
-        quota = jetstream.quota(storage)
-        if quota < 0:
+        quota, storage = stream.quota, stream.config.storage
+        if quota.get_limit(storage) < 0:
             return
         added = sum(
             stream.compute_stored_size(each.subject, each.header, each.payload) for each in self._members
         )
-        if not jetstream.storage_usage.reserve(storage, added, quota):
+        if not quota.reserve(storage, added):
             raise ApiError.ACCOUNT_RESOURCES_EXCEEDED()
 
     def _check_member(self, member: BatchMember) -> None:

@@ -53,7 +53,7 @@ def remove_with_marker(stream: StreamContext, seq: int, reason: str) -> bool:
         return False  # it accepts nothing more, so the last message of a subject stays, as in nats-server
     sometimes("delete marker stored")
     ttl_s = stream.config.subject_delete_marker_ttl // SECOND_NS
-    marker_header, now_ns = _make_header(ttl_s, reason), stream.jetstream.now_ns()
+    marker_header, now_ns = _make_header(ttl_s, reason), stream.clock.now_ns()
     stream.store(subject, marker_header, b"", now_ns, ttl_s, rollup=b"sub", forced=True)
     subject_text = subject.decode("utf-8", "replace")
     stream.record_event("marker", f"{subject_text} ({reason})")

@@ -257,11 +257,10 @@ class FastIngestBatches:
                 self._ack_if_due(batch, reply)
 
     def _store(self, subject: bytes, header: bytes, payload: bytes) -> int:
-        stream = self._stream
         try:
             return self._processor.process_fast_ingest(subject, header, payload)
         except StoreError as store_error:
-            raise stream.jetstream.to_api_error(store_error) from store_error
+            raise ApiError.INSUFFICIENT_RESOURCES() from store_error
 
     def _on_duplicate(
         self, batch: FastIngestBatch, parsed: BatchReplySubject, reply: bytes, seq: int

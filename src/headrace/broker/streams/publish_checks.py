@@ -17,7 +17,7 @@ from headrace.jetstream_api.times import SECOND_NS, TTL_INVALID, TTL_NEVER, TTL_
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
-    from headrace.broker.commit.jetstream_context import JetStreamContext
+    from headrace.broker.commit.account_quota import AccountQuota
     from headrace.broker.streams.stream_context import StreamContext
     from headrace.jetstream_api.configs import StreamConfig
 
@@ -151,7 +151,7 @@ def check_rollup(stream: StreamContext, header_map: Mapping[bytes, bytes]) -> by
     return rollup
 
 
-def requires_slow_path(jetstream: JetStreamContext, config: StreamConfig) -> bool:
+def requires_slow_path(quota: AccountQuota, config: StreamConfig) -> bool:
     """Whether even a message without headers has to pass all checks."""
     has_limits = config.max_msgs > 0 or config.max_bytes > 0 or config.discard_new_per_subject
     return bool(
@@ -163,7 +163,7 @@ def requires_slow_path(jetstream: JetStreamContext, config: StreamConfig) -> boo
         or config.allow_msg_schedules
         or config.persist_mode == "async"
         or config.retention == "interest"
-        or jetstream.has_quota(config.storage)
+        or quota.has_limit(config.storage)
         or config.subject_transform
         or config.republish
     )
@@ -171,13 +171,10 @@ def requires_slow_path(jetstream: JetStreamContext, config: StreamConfig) -> boo
 
 def check_account_quota(stream: StreamContext, subject: bytes, header: bytes, payload: bytes) -> None:
     """Raise if a message would exceed the account's quota for this kind of storage, or the server's is exhausted."""
-    jetstream, storage = stream.jetstream, stream.config.storage
-    if storage in jetstream.server_quota.exhausted:
+    quota, storage = stream.quota, stream.config.storage
+    if quota.is_server_full(storage):
         raise ApiError.INSUFFICIENT_RESOURCES()
-    quota = jetstream.quota(storage)
-    if quota >= 0 and not jetstream.storage_usage.reserve(
-        storage, stream.compute_stored_size(subject, header, payload), quota
-    ):
+    if not quota.reserve(storage, stream.compute_stored_size(subject, header, payload)):
         sometimes("account storage limit reached")
         raise ApiError.ACCOUNT_RESOURCES_EXCEEDED()
 

@@ -31,10 +31,11 @@ class PublishProcessor:
     """Processes the publishes to one stream that need checks. Implements `PublishHandler` of the fast path."""
 
     __slots__ = (
+        "_clock",
         "_group_commit",
-        "_jetstream",
         "_log",
         "_retention",
+        "_router",
         "_stream",
         "atomic_batches",
         "fast_ingest",
@@ -49,7 +50,8 @@ class PublishProcessor:
     ) -> None:
         self._stream = stream
         self._log = stream.log
-        self._jetstream = stream.jetstream
+        self._router = stream.jetstream.router
+        self._clock = stream.clock
         self._group_commit = stream.group_commit
         self._retention = retention
         self.atomic_batches = AtomicBatches(stream, batch_budget)
@@ -74,8 +76,7 @@ class PublishProcessor:
         if not reply or config.no_ack:
             return
         if config.persist_mode == "async":  # as configured, the reply does not wait for the disk
-            router = self._jetstream.router
-            router.publish(reply, b"", b"", ack)
+            self._router.publish(reply, b"", b"", ack)
         else:
             self._group_commit.reply_after_commit(reply, b"", b"", ack)
 
@@ -94,7 +95,7 @@ class PublishProcessor:
         config = self._stream.config
         if reply and not config.no_ack:
             sometimes("publish fails because the store accepts nothing")
-            api_error = self._jetstream.to_api_error(failure)
+            api_error = ApiError.INSUFFICIENT_RESOURCES()
             self._group_commit.reply_error(reply, errors.encode_pub_ack_error(config.name, api_error))
 
     def parse_ttl(self, text: bytes) -> int:
@@ -126,7 +127,7 @@ class PublishProcessor:
         if fast_path.enabled and (
             not header or (b"Nats-" not in header and publish_checks.is_storable_header(header))
         ):
-            now_ns = self._jetstream.now_ns()
+            now_ns = self._clock.now_ns()
             seq = self._log.append(subject, header, payload, now_ns)
             fast_path.last_message_id = b""
             if fast_path.calls_after_append:
@@ -142,7 +143,7 @@ class PublishProcessor:
         config = stream.config
         if config.sealed:
             raise ApiError.STREAM_SEALED()
-        now_ns = self._jetstream.now_ns()
+        now_ns = self._clock.now_ns()
         if retention.expires_messages:
             retention.expire_slice(now_ns)
         message_id = rollup = b""
@@ -166,7 +167,7 @@ class PublishProcessor:
             header, ttl_s = publish_checks.apply_min_ttl(stream, header, ttl_s)
         if not retention.has_interest(subject):
             return stream.skip(subject, message_id, now_ns, rollup, header_map)
-        if self._jetstream.has_quota(config.storage):
+        if stream.quota.has_limit(config.storage):
             publish_checks.check_account_quota(stream, subject, header, payload)
         if config.discard == "new":
             publish_checks.check_discard_new(stream, subject, header, payload, rollup)

@@ -43,8 +43,9 @@ class Retention:
 
     __slots__ = (
         "_bytes_max",
+        "_call_soon",
+        "_clock",
         "_consumer_set",
-        "_jetstream",
         "_log",
         "_max_age_index",
         "_messages_max",
@@ -55,6 +56,7 @@ class Retention:
         "_sweep_scheduled",
         "_timer",
         "_timer_at_ns",
+        "_timers",
         "_ttl_index",
         "expires_messages",
     )
@@ -62,7 +64,9 @@ class Retention:
     def __init__(self, stream: StreamContext, consumer_set: InterestContext) -> None:
         self._stream = stream
         self._log = stream.log
-        self._jetstream = stream.jetstream
+        self._clock = stream.clock
+        self._timers = stream.jetstream.timers
+        self._call_soon = stream.jetstream.call_soon
         self._consumer_set = consumer_set
         self.expires_messages = False
         self._timer: TimerHandle | None = None
@@ -88,7 +92,7 @@ class Retention:
         log = self._log
         self._max_age_index = MaxAgeIndex(log, config.max_age) if config.max_age else None
         if config.allow_msg_ttl and self._ttl_index is None:
-            self._ttl_index = TtlIndex(log, self._jetstream.clock_ns())
+            self._ttl_index = TtlIndex(log, self._clock.wall_ns())
         self._next_expiry_ns = 0
 
     def has_interest(self, subject: bytes) -> bool:
@@ -132,7 +136,7 @@ class Retention:
         A backlog larger than a slice is left to the sweep, which runs on.
         """
         if self._next_expiry_ns != _NO_DEADLINE:
-            self.expire_slice(self._jetstream.clock_ns())
+            self.expire_slice(self._clock.wall_ns())
         self.apply_limits()
 
     def apply_limits(self) -> None:
@@ -234,7 +238,7 @@ class Retention:
         """Remove a slice when the timer fires, and leave the rest to the next turn."""
         self._timer = None
         self._timer_at_ns = _NO_DEADLINE
-        now_ns = self._jetstream.clock_ns()
+        now_ns = self._clock.wall_ns()
         if self._next_expiry_ns <= now_ns:
             self._expire_some(now_ns)
         if self.is_over_limit():
@@ -252,7 +256,7 @@ class Retention:
         """Continue at the end of this turn of the event loop."""
         if not self._sweep_scheduled:
             self._sweep_scheduled = True
-            self._jetstream.call_soon(self._run_scheduled_sweep)
+            self._call_soon(self._run_scheduled_sweep)
 
     def _run_scheduled_sweep(self) -> None:
         self._sweep_scheduled = False
@@ -296,8 +300,7 @@ class Retention:
             return
         self.stop()
         self._timer_at_ns = timer_at_ns
-        timers = self._jetstream.timers
-        self._timer = timers.at_wall_time(timer_at_ns, self._sweep)
+        self._timer = self._timers.at_wall_time(timer_at_ns, self._sweep)
 
     def stop(self) -> None:
         """Cancel the timer."""
@@ -310,7 +313,7 @@ class Retention:
         """Before the stream is served, remove everything that expired or is beyond a limit: nobody ever sees it."""
         log = self._log
         before = (log.messages, log.last_seq)
-        self.expire_due(self._jetstream.clock_ns())
+        self.expire_due(self._clock.wall_ns())
         self.enforce()
         while self.is_over_limit():
             self._apply_slice()
@@ -324,7 +327,7 @@ class Retention:
         self.enforce()
         self._stream.mark_dirty()
         while not self._stream.closed and (
-            self.is_over_limit() or self._next_expiry_ns <= self._jetstream.clock_ns()
+            self.is_over_limit() or self._next_expiry_ns <= self._clock.wall_ns()
         ):
             self._schedule_sweep()
             yield

@@ -58,7 +58,7 @@ def check_schedule(
     """Check a message with schedule headers; return its headers as they are to be stored."""
     allowed = stream.config.allow_msg_schedules
     try:
-        moment = parse_schedule(header_map, stream.jetstream.clock_ns())
+        moment = parse_schedule(header_map, stream.clock.wall_ns())
     except RequestError:
         if not allowed:
             raise ApiError.MESSAGE_SCHEDULES_DISABLED() from None
@@ -145,22 +145,26 @@ class MessageSchedules:
     """The schedules of one stream, by subject."""
 
     __slots__ = (
+        "_clock",
         "_entries",
         "_heap",
-        "_jetstream",
         "_key",
         "_log",
         "_metadata",
+        "_retention",
         "_stream",
         "_timer",
         "_timer_at_ns",
+        "_timers",
     )
 
     def __init__(self, stream: StreamContext, metadata: MetadataStore | None, key: bytes) -> None:
         """`metadata` is None for a stream in memory, whose schedules need not survive."""
         self._stream = stream
         self._log = stream.log
-        self._jetstream = stream.jetstream
+        self._retention = stream.retention
+        self._clock = stream.clock
+        self._timers = stream.jetstream.timers
         self._metadata = metadata
         self._key = key
         self._entries: dict[bytes, tuple[int, int]] = {}  # subject -> sequence, time
@@ -179,8 +183,7 @@ class MessageSchedules:
         """Update schedules after a message was stored: it may be a schedule, replace or end one, or purge another."""
         header_map = self.update_from_message(subject, header, seq, time_ns)
         if header_map.get(NEXT) == PURGE:
-            retention = self._stream.retention
-            retention.purge(header_map[SCHEDULER], 0, 0)
+            self._retention.purge(header_map[SCHEDULER], 0, 0)
 
     def update_from_message(self, subject: bytes, header: bytes, seq: int, time_ns: int) -> HeaderMap:
         """Update the schedule of a stored message's subject; return the message's headers."""
@@ -211,7 +214,7 @@ class MessageSchedules:
 
     def _try_parse(self, header_map: HeaderMap, after_ns: int) -> FireTime | None:
         try:
-            return parse_schedule(header_map, after_ns, self._jetstream.clock_ns())
+            return parse_schedule(header_map, after_ns, self._clock.wall_ns())
         except RequestError:
             return None
 
@@ -244,9 +247,8 @@ class MessageSchedules:
         self._set_timer(time_ns)
 
     def _set_timer(self, time_ns: int) -> None:
-        timers = self._jetstream.timers
         self._timer_at_ns = time_ns
-        self._timer = timers.at_wall_time(time_ns, self._on_timer)
+        self._timer = self._timers.at_wall_time(time_ns, self._on_timer)
 
     # Firing
 
@@ -256,9 +258,9 @@ class MessageSchedules:
         if stream.closed or stream.config.sealed:
             return
         try:
-            self._fire_due(self._jetstream.clock_ns())
+            self._fire_due(self._clock.wall_ns())
         except StoreError:  # the store accepts nothing now
-            self._set_timer(self._jetstream.clock_ns() + _RETRY_NS)
+            self._set_timer(self._clock.wall_ns() + _RETRY_NS)
             return
         stream.mark_dirty()
         self._arm_timer()
@@ -315,7 +317,7 @@ class MessageSchedules:
     def _publish(self, target: bytes, header: bytes, payload: bytes) -> None:
         stream = self._stream
         header_map = publish_checks.parse_nats_headers(header)
-        now_ns = stream.jetstream.now_ns()
+        now_ns = stream.clock.now_ns()
         ttl_s = publish_checks.parse_ttl_header(stream, header_map) if TTL in header_map else 0
         header, ttl_s = publish_checks.apply_min_ttl(stream, header, ttl_s)
         rollup = header_map.get(ROLLUP, b"")

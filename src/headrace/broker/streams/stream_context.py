@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace._native import PublishFastPath
+from headrace.broker.commit.account_clock import AccountClock
+from headrace.broker.commit.account_quota import AccountQuota
 from headrace.broker.commit.group_commit import GroupCommit
 from headrace.broker.commit.jetstream_context import JetStreamContext
 from headrace.broker.streams.dedup import StreamDedupWindow
@@ -87,6 +89,8 @@ class StreamContext(Protocol):
     closed: bool
     fast_path: PublishFastPath
     group_commit: GroupCommit
+    clock: AccountClock
+    quota: AccountQuota
     dedup: StreamDedupWindow | None
 
     @property

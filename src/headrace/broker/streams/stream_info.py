@@ -28,7 +28,7 @@ def make_stream_info(
         responses.encode_public_config(stream.config, "" if in_list else COMPATIBLE_VERSION),
         stream.created_ns,
         make_stream_state(stream, subjects, deleted=deleted),
-        jetstream.now_ns(),
+        stream.clock.now_ns(),
         domain=jetstream.domain,
         leader=leader,
         mirror=stream.sourcing.make_mirror_info(now_ns),

@@ -29,7 +29,7 @@ def iter_overlaps(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
     later = PatternSet(encoded, visits_max=_VISITS_MAX)
     for position, pattern in enumerate(encoded):
         later.discard(pattern)
-        with _limited():
+        with _reject_too_many_visits():
             has_overlap = later.overlaps(pattern)
         following = encoded[position + 1 :] if has_overlap else []
         yield patterns[position], next((each for each in following if overlaps(each, pattern)), b"").decode()
@@ -41,7 +41,7 @@ def iter_covered(patterns: Sequence[str]) -> Iterator[tuple[str, bool]]:
     others = PatternSet(encoded, visits_max=_VISITS_MAX)
     for position, pattern in enumerate(encoded):
         others.discard(pattern)
-        with _limited():
+        with _reject_too_many_visits():
             is_covered = others.covers(pattern)
         others.add(pattern)
         yield patterns[position], is_covered
@@ -50,12 +50,12 @@ def iter_covered(patterns: Sequence[str]) -> Iterator[tuple[str, bool]]:
 def any_overlap(ours: Sequence[str], theirs: Iterable[str]) -> bool:
     """Return whether one of our patterns overlaps one of theirs."""
     known = PatternSet((pattern.encode() for pattern in ours), visits_max=_VISITS_MAX)
-    with _limited():
+    with _reject_too_many_visits():
         return any(known.overlaps(pattern.encode()) for pattern in theirs)
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
+def _reject_too_many_visits() -> Iterator[None]:
     try:
         yield
     except TooManyVisits:

@@ -21,7 +21,7 @@ def made(streams: int) -> SimBroker:
     for number in range(streams):
         storage = "memory" if number % 3 == 2 else "file"
         create(broker, number, storage)
-    broker.jetstream.set_limits(JetStreamLimits(max_storage=MOST, max_memory=MOST))
+    broker.jetstream.quota.set_limits(JetStreamLimits(max_storage=MOST, max_memory=MOST))
     return broker
 
 
@@ -46,7 +46,7 @@ def test_as_much_is_taken_as_fits(seed: int) -> None:
             payload = bytes(rng.randrange(2_000))
             subject, storage = f"S{number}.{rng.randrange(4)}", stream.config.storage
             size = stream.compute_stored_size(subject.encode(), b"", payload)
-            fits = broker.jetstream.usage(storage)[0] + size <= MOST
+            fits = broker.jetstream.quota.usage(storage)[0] + size <= MOST
             request = broker.publish(subject, payload)
             if rng.random() < 0.3:
                 broker.run_until_idle()

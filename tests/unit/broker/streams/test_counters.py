@@ -65,7 +65,7 @@ def test_a_copy_hears_values_and_counts_differences(values: list[int]) -> None:
 def test_a_broken_counter_says_so(header: bytes, payload: bytes) -> None:
     broker = counting()
     stream = broker.jetstream.streams["C"]
-    stream.store(b"c.a", header, payload, stream.jetstream.now_ns())
+    stream.store(b"c.a", header, payload, stream.clock.now_ns())
     assert add(broker, 1)["error"]["err_code"] == 10172
     assert add(broker, 1, "c.b")["val"] == "1"
 
