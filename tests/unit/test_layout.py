@@ -290,3 +290,18 @@ def test_the_core_knows_no_sockets_clocks_or_threads() -> None:
                     "time",
                 }
                 assert not wrong, f"{path.relative_to(SOURCE)} imports {wrong}"
+
+
+def test_the_test_of_a_module_is_where_its_folder_says() -> None:
+    """Folders below `tests/unit` mirror the source; a file named after a module is beside no other module's tests."""
+    tests = Path(__file__).parent
+    homes: dict[str, set[Path]] = {}
+    for path in MODULES:
+        homes.setdefault(path.stem.removesuffix("_pure"), set()).add(path.parent.relative_to(SOURCE))
+    wrong = []
+    for path in sorted(tests.rglob("test_*.py")):
+        home, name = path.parent.relative_to(tests), path.stem.removeprefix("test_")
+        is_mirrored = home.name == "bench" or (SOURCE / home).is_dir()
+        if not is_mirrored or home not in homes.get(name, {home}):
+            wrong.append(f"{path.relative_to(tests)}: {sorted(map(str, homes.get(name, set())))}")
+    assert not wrong, "move it, or name it after what it tests"
