@@ -10,7 +10,7 @@ import pytest
 
 from headrace.sim import SimClock, SimDisk
 from headrace.sim.sim_broker import SimBroker
-from headrace.storage import StoreOptions
+from support.small_store import SMALL_JOURNAL
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
@@ -36,7 +36,7 @@ class Ear:
 
 @pytest.fixture
 def broker() -> SimBroker:
-    broker = SimBroker(SimDisk(), StoreOptions())
+    broker = SimBroker(SimDisk(), SMALL_JOURNAL)
     broker.start()
     made = broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"], allow_atomic=True, allow_batched=True)
     assert "error" not in made
@@ -79,7 +79,7 @@ def test_ack_wait_over_a_restart(broker: SimBroker) -> None:
     pull(broker, expires=1 * SECOND)
     broker.advance(SECOND)
     clock = SimClock(broker.clock.now_ns() - HOUR)
-    again = SimBroker(broker.disk.kill(), StoreOptions(), clock)
+    again = SimBroker(broker.disk.kill(), SMALL_JOURNAL, clock)
     again.start()
     ear = Ear(again, b"dlv")
     pull(again, expires=600 * SECOND)
@@ -150,7 +150,7 @@ def test_redelivery_after_a_restart(broker: SimBroker) -> None:
     pull(broker, expires=600 * SECOND)
     broker.advance(6 * SECOND)
     assert len(ear.take()) == 2
-    again = SimBroker(broker.disk.kill(), StoreOptions(), SimClock(broker.clock.now_ns()))
+    again = SimBroker(broker.disk.kill(), SMALL_JOURNAL, SimClock(broker.clock.now_ns()))
     again.start()
     ear = Ear(again, b"dlv")
     pull(again, expires=600 * SECOND)

@@ -10,13 +10,13 @@ from headrace.broker.commit.storage_usage import StorageUsage
 from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
-from headrace.storage import StoreOptions
+from support.small_store import SMALL_JOURNAL
 
 MOST = 20_000
 
 
 def made(streams: int) -> SimBroker:
-    broker = SimBroker(SimDisk(), StoreOptions())
+    broker = SimBroker(SimDisk(), SMALL_JOURNAL)
     broker.start()
     for number in range(streams):
         storage = "memory" if number % 3 == 2 else "file"

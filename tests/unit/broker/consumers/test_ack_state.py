@@ -13,7 +13,7 @@ from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.flow_control import MAX_BYTES, START_BYTES, FlowWindow
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
-from headrace.storage import StoreOptions
+from support.small_store import SMALL_JOURNAL
 
 SECOND = 1_000_000_000
 
@@ -233,7 +233,7 @@ def test_a_shorter_wait_counts_for_what_is_under_way() -> None:
 
 
 def test_a_new_wait_is_written_down() -> None:
-    broker = SimBroker(SimDisk(), StoreOptions())
+    broker = SimBroker(SimDisk(), SMALL_JOURNAL)
     broker.start()
     broker.call("STREAM.CREATE.S", name="S", subjects=["s"])
 
@@ -253,7 +253,7 @@ def test_a_new_wait_is_written_down() -> None:
     progress.set_deadline(2, start_ns + 7 * SECOND)
     wait(60)
     assert due_s() == {1: 60, 2: 62}
-    broker = SimBroker(broker.disk.kill(), StoreOptions(), broker.clock)
+    broker = SimBroker(broker.disk.kill(), SMALL_JOURNAL, broker.clock)
     broker.start()
     assert due_s() == {1: 60, 2: 62}
 

@@ -11,8 +11,8 @@ import pytest
 from headrace.broker.consumers.delivery_scheduler import DeliveryScheduler
 from headrace.sim import SimClock
 from headrace.sim.disk.sim_disk import SimDisk
-from headrace.storage import StoreOptions
 from sim.broker_harness import Box, Client, Delivery
+from support.small_store import SMALL_JOURNAL
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -28,7 +28,7 @@ class Scene:
         assert "error" not in self.client.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
 
     def start(self, disk: SimDisk) -> None:
-        self.box = Box(disk, self.clock, StoreOptions())
+        self.box = Box(disk, self.clock, SMALL_JOURNAL)
         self.client: Client = self.box.client()
         self.client.send(b"SUB dlv 7\r\n")
         self.events: list[tuple[int, Delivery]] = []

@@ -7,14 +7,14 @@ import pytest
 from headrace.broker.handlers import lease_registry
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
-from headrace.storage import StoreOptions
+from support.small_store import SMALL_JOURNAL
 
 SECOND = 1_000_000_000
 
 
 @pytest.fixture
 def broker() -> SimBroker:
-    broker = SimBroker(SimDisk(), StoreOptions())
+    broker = SimBroker(SimDisk(), SMALL_JOURNAL)
     broker.start()
     assert "error" not in broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"])
     broker.publish("s.a", b"1")

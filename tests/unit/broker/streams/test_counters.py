@@ -12,13 +12,13 @@ from headrace.broker.streams.counters import CounterTotals
 from headrace.errors import RequestError
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
-from headrace.storage import StoreOptions
+from support.small_store import SMALL_JOURNAL
 
 NUMBERS = st.one_of(st.integers(-100, 100), st.integers(-(10**60), 10**60))
 
 
 def counting() -> SimBroker:
-    broker = SimBroker(SimDisk(), StoreOptions())
+    broker = SimBroker(SimDisk(), SMALL_JOURNAL)
     broker.start()
     broker.call("STREAM.CREATE.C", name="C", subjects=["c.>"], allow_msg_counter=True)
     return broker

@@ -7,12 +7,12 @@ import pytest
 from headrace.broker.handlers import stream_handlers
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
-from headrace.storage import StoreOptions
+from support.small_store import SMALL_JOURNAL
 
 
 def test_a_list_of_removed_messages_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_handlers, "DELETED_MAX", 5)
-    broker = SimBroker(SimDisk(), StoreOptions())
+    broker = SimBroker(SimDisk(), SMALL_JOURNAL)
     broker.start()
     broker.call("STREAM.CREATE.S", name="S", subjects=["s"])
     broker.publish("s", b"")
