@@ -12,7 +12,7 @@ import pytest
 from headrace.protocol import subjects
 from headrace.storage import Filter, StreamLog
 from headrace.storage.log import filters
-from support.small_store import open_store
+from support.small_store import open_small_store
 
 TOKENS = [b"a", b"b", b"c", b"d"]
 
@@ -23,7 +23,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLog:
     for name, value in (("_MANY_PATTERNS", 3), ("_PATTERNS_PER_SLICE", 2), ("_WALKS_PER_SLICE", 3)):
         monkeypatch.setattr(filters, name, value)
     monkeypatch.setattr(filters, "_MATCHES_PER_SLICE", 5)
-    return open_store(tmp_path).create("S", memory=True)
+    return open_small_store(tmp_path).create("S", memory=True)
 
 
 def publish_some(log: StreamLog, rng: random.Random) -> None:
