@@ -108,7 +108,7 @@ def test_a_restart_remembers_the_leases(broker: SimBroker) -> None:
     short, long = pinned(broker, 10), pinned(broker, 60)
     broker.jetstream.close()
     broker.clock.advance(11 * SECOND)
-    again = SimBroker(broker.disk, StoreOptions(), broker.clock)
+    again = SimBroker(broker.disk, SMALL_JOURNAL, broker.clock)
     again.start()
     assert again.disk.list("pins") == [long]
     assert again.call("STREAM.UNPIN.S", pin=short)["success"]
