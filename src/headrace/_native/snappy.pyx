@@ -1,13 +1,14 @@
 # cython: language_level=3
-"""Snappy blocks and the entries of a backup archive, compiled. Reads S2, a superset of Snappy, and writes Snappy.
+"""S2 blocks, a superset of Snappy, and the entries of a backup archive, compiled.
 
-`snappy_pure` is the same in pure Python, except that it does not compress; the same tests run on both.
+`snappy_pure` is the same in pure Python, but compresses less; the same tests run on both.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 from headrace._native.record_layout cimport (
     RECORD_HEADER,
@@ -19,8 +20,13 @@ from headrace._native.record_layout cimport (
 )
 
 cdef enum:
-    HASH_BITS = 14
-    BLOCK_MAX = 65536
+    LONG_BITS = 15
+    SHORT_BITS = 14
+    BLOCK_MAX = 1 << 20
+    OFFSET_MAX = 65535  # farther copies take five bytes
+    SKIP_SHIFT = 7  # bytes without a match, as a power of two, after which the search skips one more byte
+    INDEX_STEP = 2  # within a match, every second position is indexed
+    REPEAT_MAX = 65535
     NUMBERS = 50  # enough for five varints
 
 cdef uint32_t _table[8][256]
@@ -60,12 +66,21 @@ def crc32c(const uint8_t[::1] data not None):
     return crc ^ 0xFFFFFFFF
 
 
-def decompress(bytes block not None, Py_ssize_t size_max):
+cdef enum:
+    OK = 0
+    BAD_LENGTH = 1
+    BAD_COPY = 2
+
+cdef tuple _ERRORS = (
+    "", "the block's length does not match its header", "a copy refers to bytes outside of the block"
+)
+
+
+def decompress(const uint8_t[::1] block not None, Py_ssize_t size_max):
     """Decompress a block; raise ValueError if it is damaged or has more than `size_max` bytes."""
-    cdef const uint8_t *source = <const uint8_t *>PyBytes_AS_STRING(block)
-    cdef Py_ssize_t end = PyBytes_GET_SIZE(block), at = 0, size = 0, done = 0, length, offset = 0, extra
-    cdef int shift = 0
-    cdef uint8_t tag
+    cdef Py_ssize_t end = block.shape[0], at = 0, size = 0
+    cdef const uint8_t *source = &block[0] if end else NULL
+    cdef int shift = 0, error
     cdef bytes made
     cdef uint8_t *target
     while True:
@@ -80,6 +95,17 @@ def decompress(bytes block not None, Py_ssize_t size_max):
         raise ValueError("the block is too large")
     made = PyBytes_FromStringAndSize(NULL, size)
     target = <uint8_t *>PyBytes_AS_STRING(made)
+    with nogil:
+        error = decode(source, at, end, target, size)
+    if error:
+        raise ValueError(_ERRORS[error])
+    return made
+
+
+cdef int decode(const uint8_t *source, Py_ssize_t at, Py_ssize_t end, uint8_t *target, Py_ssize_t size) noexcept nogil:
+    """Decode the elements from `at` to `end`. Every length is checked against both buffers before it is used."""
+    cdef Py_ssize_t done = 0, length, offset = 0, extra
+    cdef uint8_t tag
     while at < end:
         tag = source[at]
         at += 1
@@ -87,20 +113,23 @@ def decompress(bytes block not None, Py_ssize_t size_max):
             length = tag >> 2
             if length >= 60:
                 extra = length - 59
-                if at + extra > end:
-                    raise ValueError("the block's length does not match its header")
+                if extra > end - at:
+                    return BAD_LENGTH
                 length = little(source + at, extra)
                 at += extra
             length += 1
             if length > end - at or length > size - done:
-                raise ValueError("the block's length does not match its header")
-            memcpy(target + done, source + at, length)
+                return BAD_LENGTH
+            if length <= 16 and end - at >= 16 and size - done >= 16:
+                memcpy(target + done, source + at, 16)  # a fixed size is faster; both buffers have the bytes
+            else:
+                memcpy(target + done, source + at, length)
             at += length
             done += length
             continue
         if tag & 3 == 1:
             if at >= end:
-                raise ValueError("the block's length does not match its header")
+                return BAD_LENGTH
             extra = (<Py_ssize_t>(tag & 0xE0) << 3) | source[at]
             at += 1
             length = tag >> 2 & 7
@@ -108,114 +137,233 @@ def decompress(bytes block not None, Py_ssize_t size_max):
                 offset = extra
             elif length >= 5:  # repeats the previous offset, with its own length
                 extra = length - 4
-                if at + extra > end:
-                    raise ValueError("the block's length does not match its header")
+                if extra > end - at:
+                    return BAD_LENGTH
                 length = little(source + at, extra) + (4 if extra == 1 else 1 << (8 * (extra - 1)))
                 at += extra
             length += 4
         else:
             extra = 2 if tag & 3 == 2 else 4
-            if at + extra > end:
-                raise ValueError("the block's length does not match its header")
+            if extra > end - at:
+                return BAD_LENGTH
             length = (tag >> 2) + 1
             offset = little(source + at, extra)
             at += extra
         if offset <= 0 or offset > done or length > size - done:
-            raise ValueError("a copy refers to bytes outside of the block")
-        copy_within(target + done, offset, length)
+            return BAD_COPY
+        copy_within(target + done, offset, length, size - done)
         done += length
-    if done != size:
-        raise ValueError("the block's length does not match its header")
-    return made
+    return OK if done == size else BAD_LENGTH
 
 
-cdef inline Py_ssize_t little(const uint8_t *data, Py_ssize_t count) noexcept:
+cdef inline Py_ssize_t little(const uint8_t *data, Py_ssize_t count) noexcept nogil:
     cdef Py_ssize_t value = 0, index
     for index in range(count):
         value |= <Py_ssize_t>data[index] << (8 * index)
     return value
 
 
-cdef inline void copy_within(uint8_t *target, Py_ssize_t offset, Py_ssize_t length) noexcept:
-    cdef Py_ssize_t index
-    if offset >= length:
+cdef inline void copy_within(uint8_t *target, Py_ssize_t offset, Py_ssize_t length, Py_ssize_t room) noexcept nogil:
+    """Copy `length` bytes from `offset` before `target`; may write up to `room` bytes, which later elements overwrite."""
+    cdef Py_ssize_t index = 0
+    cdef uint64_t word
+    if offset >= 8 and length + 8 <= room:
+        while index < length:
+            memcpy(&word, target + index - offset, 8)
+            memcpy(target + index, &word, 8)
+            index += 8
+    elif offset >= length:
         memcpy(target, target - offset, length)
     else:
         for index in range(length):
             target[index] = target[index - offset]
 
 
-def compress(bytes data not None):
-    """Compress `data`, at most 65,536 bytes, to a block."""
-    cdef const uint8_t *source = <const uint8_t *>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = 0, start = 0, found, length, limit, to = 0
-    cdef uint32_t word, slot
-    cdef int table[1 << HASH_BITS]
-    cdef bytes room = PyBytes_FromStringAndSize(NULL, 32 + size + size // 6)
-    cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(room)
+def compress(const uint8_t[::1] data not None):
+    """Compress `data`, at most 1 MiB, to an S2 block. Releases the GIL."""
+    cdef Py_ssize_t size = data.shape[0], used
+    cdef const uint8_t *source = &data[0] if size else NULL
+    cdef bytes room
+    cdef uint8_t *target
+    cdef uint32_t *table
     if size > BLOCK_MAX:
         raise ValueError("the block is too large")
-    memset(table, 0xFF, sizeof(table))
-    word = <uint32_t>size
-    while word >= 0x80:
-        target[to] = word & 0x7F | 0x80
-        to += 1
-        word >>= 7
-    target[to] = word
-    to += 1
-    limit = size - 4
+    room = PyBytes_FromStringAndSize(NULL, 32 + size + size // 6)
+    target = <uint8_t *>PyBytes_AS_STRING(room)
+    table = <uint32_t *>calloc((1 << LONG_BITS) + (1 << SHORT_BITS), sizeof(uint32_t))
+    if table == NULL:
+        raise MemoryError
+    with nogil:
+        used = encode(source, size, target, table, table + (1 << LONG_BITS))
+        free(table)
+    return room[:used]
+
+
+cdef inline uint64_t load64(const uint8_t *data) noexcept nogil:
+    cdef uint64_t value
+    memcpy(&value, data, 8)
+    return value
+
+
+cdef inline uint32_t load32(const uint8_t *data) noexcept nogil:
+    cdef uint32_t value
+    memcpy(&value, data, 4)
+    return value
+
+
+cdef inline uint32_t hash_long(uint64_t word) noexcept nogil:
+    return <uint32_t>((word * <uint64_t>0xCF1BBCDCB7A56463) >> (64 - LONG_BITS))
+
+
+cdef inline uint32_t hash_short(uint64_t word) noexcept nogil:
+    return <uint32_t>(((word << 24) * <uint64_t>0x9E3779B185EBCA87) >> (64 - SHORT_BITS))
+
+
+cdef Py_ssize_t encode(
+    const uint8_t *source, Py_ssize_t size, uint8_t *target, uint32_t *longs, uint32_t *shorts
+) noexcept nogil:
+    """Write a block to `target`, which has room for the longest; return its length.
+
+    `longs` and `shorts` have the latest position of each hash of eight and of five bytes. A position is used only after
+    its bytes were compared, so a wrong or missing one costs nothing but compression.
+    """
+    cdef Py_ssize_t at = 1, start = 0, found, length, to, limit = size - 9, repeated = 0, index
+    cdef uint64_t word, following
+    cdef uint32_t long_slot, short_slot
+    to = put_varint(target, 0, <uint64_t>size)
     while at <= limit:
-        memcpy(&word, source + at, 4)
-        slot = (word * <uint32_t>0x1E35A7BD) >> (32 - HASH_BITS)
-        found = table[slot]
-        table[slot] = <int>at
-        if found < 0 or at - found > 65535 or source[found] != source[at] or source[found + 1] != source[at + 1] \
-                or source[found + 2] != source[at + 2] or source[found + 3] != source[at + 3]:
-            at += 1 + (at - start >> 5)
+        word = load64(source + at)
+        long_slot, short_slot = hash_long(word), hash_short(word)
+        found = -1
+        if repeated and load32(source + at - repeated) == <uint32_t>word:
+            found = at - repeated
+        elif is_near(at, longs[long_slot]) and load64(source + longs[long_slot]) == word:
+            found = longs[long_slot]
+        elif is_near(at, shorts[short_slot]) and load32(source + shorts[short_slot]) == <uint32_t>word:
+            found = shorts[short_slot]
+            following = load64(source + at + 1)
+            index = longs[hash_long(following)]
+            if is_near(at + 1, index) and load64(source + index) == following:
+                longs[long_slot] = shorts[short_slot] = <uint32_t>at
+                at += 1
+                long_slot, short_slot = hash_long(following), hash_short(following)
+                found = index
+        longs[long_slot] = shorts[short_slot] = <uint32_t>at
+        if found < 0:
+            at += 1 + ((at - start) >> SKIP_SHIFT)
             continue
-        length = 4
-        while at + length < size and source[found + length] == source[at + length]:
-            length += 1
+        while at > start and found > 0 and source[at - 1] == source[found - 1]:
+            at -= 1
+            found -= 1
+        length = match_length(source, at, found, size)
         to = put_literal(target, to, source + start, at - start)
-        to = put_copy(target, to, at - found, length)
-        at += length
-        start = at
-    to = put_literal(target, to, source + start, size - start)
-    return room[:to]
+        to = put_copy(target, to, at - found, length, repeated)
+        repeated = at - found
+        start = at + length
+        index = at + 1
+        while index < start and index <= limit:
+            word = load64(source + index)
+            longs[hash_long(word)] = shorts[hash_short(word)] = <uint32_t>index
+            index += INDEX_STEP
+        at = start
+    return put_literal(target, to, source + start, size - start)
 
 
-cdef inline Py_ssize_t put_literal(uint8_t *target, Py_ssize_t to, const uint8_t *source, Py_ssize_t length) noexcept:
+cdef inline bint is_near(Py_ssize_t at, Py_ssize_t found) noexcept nogil:
+    return found < at and at - found <= OFFSET_MAX
+
+
+cdef inline Py_ssize_t match_length(
+    const uint8_t *source, Py_ssize_t at, Py_ssize_t found, Py_ssize_t size
+) noexcept nogil:
+    """Return how many bytes at `at` and at `found`, which is before it, are equal."""
+    cdef Py_ssize_t length = 0
+    while at + length + 8 <= size and load64(source + at + length) == load64(source + found + length):
+        length += 8
+    while at + length < size and source[at + length] == source[found + length]:
+        length += 1
+    return length
+
+
+cdef inline Py_ssize_t put_literal(
+    uint8_t *target, Py_ssize_t to, const uint8_t *source, Py_ssize_t length
+) noexcept nogil:
     if length == 0:
         return to
     if length <= 60:
-        target[to] = (length - 1) << 2
+        target[to] = <uint8_t>((length - 1) << 2)
         to += 1
     elif length <= 256:
         target[to] = 60 << 2
-        target[to + 1] = length - 1
+        target[to + 1] = <uint8_t>(length - 1)
         to += 2
-    else:
+    elif length <= 65536:
         target[to] = 61 << 2
         target[to + 1] = (length - 1) & 0xFF
-        target[to + 2] = (length - 1) >> 8
+        target[to + 2] = <uint8_t>((length - 1) >> 8)
         to += 3
+    else:
+        target[to] = 62 << 2
+        target[to + 1] = (length - 1) & 0xFF
+        target[to + 2] = ((length - 1) >> 8) & 0xFF
+        target[to + 3] = <uint8_t>((length - 1) >> 16)
+        to += 4
     memcpy(target + to, source, length)
     return to + length
 
 
-cdef inline Py_ssize_t put_copy(uint8_t *target, Py_ssize_t to, Py_ssize_t offset, Py_ssize_t length) noexcept:
+cdef inline Py_ssize_t put_copy(
+    uint8_t *target, Py_ssize_t to, Py_ssize_t offset, Py_ssize_t length, Py_ssize_t repeated
+) noexcept nogil:
+    """Write a copy of at least four bytes; whatever is longer than one element repeats the offset."""
+    cdef Py_ssize_t part
+    if offset != repeated:
+        if offset < 2048 and (length < 12 or length > 64):
+            part = length if length < 12 else 8
+            target[to] = <uint8_t>((offset >> 8) << 5 | (part - 4) << 2 | 1)
+            target[to + 1] = offset & 0xFF
+            to += 2
+        else:
+            part = length if length <= 64 else 60
+            target[to] = <uint8_t>((part - 1) << 2 | 2)
+            target[to + 1] = offset & 0xFF
+            target[to + 2] = <uint8_t>(offset >> 8)
+            to += 3
+        length -= part
+    return put_repeats(target, to, offset, length)
+
+
+cdef inline Py_ssize_t put_repeats(uint8_t *target, Py_ssize_t to, Py_ssize_t offset, Py_ssize_t length) noexcept nogil:
+    """Write copies of the previous offset: none, or at least four bytes."""
     cdef Py_ssize_t part
     while length > 0:
-        part = min(length, 64)
-        target[to] = (part - 1) << 2 | 2
-        target[to + 1] = offset & 0xFF
-        target[to + 2] = offset >> 8
-        to += 3
+        part = min(length, REPEAT_MAX)
+        if 0 < length - part < 4:
+            part -= 4
         length -= part
+        if part <= 8:
+            target[to] = <uint8_t>((part - 4) << 2 | 1)
+            target[to + 1] = 0
+            to += 2
+        elif part < 12 and offset < 2048:
+            target[to] = <uint8_t>((offset >> 8) << 5 | (part - 4) << 2 | 1)
+            target[to + 1] = offset & 0xFF
+            to += 2
+        elif part < 264:
+            target[to] = 5 << 2 | 1
+            target[to + 1] = 0
+            target[to + 2] = <uint8_t>(part - 8)
+            to += 3
+        else:
+            target[to] = 6 << 2 | 1
+            target[to + 1] = 0
+            target[to + 2] = (part - 260) & 0xFF
+            target[to + 3] = <uint8_t>((part - 260) >> 8)
+            to += 4
     return to
 
 
-cdef inline Py_ssize_t put_varint(uint8_t *target, Py_ssize_t to, uint64_t value) noexcept:
+cdef inline Py_ssize_t put_varint(uint8_t *target, Py_ssize_t to, uint64_t value) noexcept nogil:
     while value >= 0x80:
         target[to] = value & 0x7F | 0x80
         to += 1

@@ -1,4 +1,4 @@
-"""Snappy blocks and the entries of a backup archive, in pure Python; the compiled version is `snappy.pyx`."""
+"""S2 blocks and the entries of a backup archive, in pure Python; the compiled version is `snappy.pyx`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+#: The maximum that `compress` accepts.
+BLOCK_MAX = 1 << 20
 _LENGTH_BYTES_MAX = 5
+_KEY_BYTES = 6
+_OFFSET_MAX = 65_535
+_SKIP_SHIFT = 5
 
 
 def _make_table() -> list[int]:
@@ -35,8 +40,9 @@ def crc32c(data: bytes | bytearray | memoryview) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def decompress(block: bytes, size_max: int) -> bytes:
+def decompress(block: bytes | bytearray | memoryview, size_max: int) -> bytes:
     """Decompress a block; raise ValueError if it is damaged or has more than `size_max` bytes."""
+    block = bytes(block)
     size, at = _read_length(block)
     if size > size_max:
         raise ValueError("the block is too large")
@@ -105,22 +111,62 @@ def _copy_back(made: bytearray, offset: int, length: int, size: int) -> None:
     made += (piece * (length // len(piece) + 1))[:length]
 
 
-def compress(data: bytes) -> bytes:
-    """Encode `data`, at most 65,536 bytes, as a block without compression: searching for repetitions is too slow in
-    Python.
-    """
-    size = len(data)
-    if size > 65536:
+def compress(data: bytes | bytearray | memoryview) -> bytes:
+    """Compress `data`, at most 1 MiB, to an S2 block; with fewer matches than the compiled version finds."""
+    source = bytes(data)
+    if len(source) > BLOCK_MAX:
         raise ValueError("the block is too large")
-    head = bytearray()
-    left = size
-    while left >= 0x80:
-        head.append(left & 0x7F | 0x80)
-        left >>= 7
-    head.append(left)
-    if size:
-        head += b"\xf4" + (size - 1).to_bytes(2, "little")
-    return bytes(head) + data
+    made = bytearray(encode_varint(len(source)))
+    latest: dict[bytes, int] = {}  # the latest position of the bytes at each position that was visited
+    at = start = 0
+    while at + _KEY_BYTES <= len(source):
+        key = source[at : at + _KEY_BYTES]
+        found = latest.get(key, -1)
+        latest[key] = at
+        if found < 0 or at - found > _OFFSET_MAX:
+            at += 1 + (at - start >> _SKIP_SHIFT)
+            continue
+        length = _match_length(source, at, found)
+        _put_literal(made, source[start:at])
+        _put_copy(made, at - found, length)
+        at += length
+        start = at
+    _put_literal(made, source[start:])
+    return bytes(made)
+
+
+def _match_length(source: bytes, at: int, found: int) -> int:
+    """Return how many bytes at `at` and at `found`, which is before it, are equal."""
+    length, step = _KEY_BYTES, 64
+    while step:
+        if (
+            at + length + step <= len(source)
+            and source[at + length : at + length + step] == source[found + length : found + length + step]
+        ):
+            length += step
+        else:
+            step >>= 1
+    return length
+
+
+def _put_literal(made: bytearray, literal: bytes) -> None:
+    length = len(literal) - 1
+    if length < 0:
+        return
+    if length < 60:
+        made.append(length << 2)
+    else:
+        size = (length.bit_length() + 7) // 8
+        made.append((59 + size) << 2)
+        made += length.to_bytes(size, "little")
+    made += literal
+
+
+def _put_copy(made: bytearray, offset: int, length: int) -> None:
+    while length > 0:
+        part = min(length, 64)
+        made += bytes(((part - 1) << 2 | 2, offset & 0xFF, offset >> 8))
+        length -= part
 
 
 def encode_varint(value: int) -> bytes:

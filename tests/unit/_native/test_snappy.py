@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import struct
 from types import ModuleType
 
@@ -93,7 +94,7 @@ def test_no_larger_than_allowed(twin: ModuleType) -> None:
     with pytest.raises(ValueError):
         twin.decompress(b"\x03\x08abc", 2)
     with pytest.raises(ValueError):
-        twin.compress(bytes(65_537))
+        twin.compress(bytes((1 << 20) + 1))
 
 
 @both
@@ -103,7 +104,9 @@ def test_there_and_back(twin: ModuleType, data: bytes) -> None:
     assert twin.decompress(twin.compress(data), len(data)) == data
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 59, 60, 61, 64, 255, 256, 257, 65_535, 65_536])
+@pytest.mark.parametrize(
+    "size", [0, 1, 3, 4, 5, 59, 60, 61, 64, 255, 256, 257, 65_535, 65_536, 65_537, 200_000, 1 << 20]
+)
 def test_blocks_of_every_size_round_trip(size: int) -> None:
     for data in (bytes(size), bytes(number * number % 251 for number in range(size))):
         for writer in TWINS:
@@ -111,8 +114,30 @@ def test_blocks_of_every_size_round_trip(size: int) -> None:
                 assert reader.decompress(writer.compress(data), size) == data
 
 
-def test_repetitive_data_is_compressed() -> None:
-    assert len(TWINS[0].compress(b"headrace " * 5000)) < 3000
+@both
+def test_repetitive_data_is_compressed(twin: ModuleType) -> None:
+    assert len(twin.compress(b"headrace " * 5000)) < 3000
+
+
+@both
+@pytest.mark.parametrize("seed", range(20))
+def test_records_are_compressed_and_come_back(twin: ModuleType, seed: int) -> None:
+    """Structured data with copies of every length and distance, near and far, and literals between them."""
+    rng = random.Random(seed)
+    pieces = [rng.randbytes(rng.choice((3, 5, 9, 13, 62, 70, 300, 5000))) for _ in range(12)]
+    data = b"".join(
+        rng.choice(pieces) if rng.random() < 0.8 else rng.randbytes(rng.choice((1, 2, 61, 257)))
+        for _ in range(60)
+    )
+    block = twin.compress(memoryview(bytearray(data)))
+    assert len(block) <= len(data) + len(data) // 6 + 32
+    assert [reader.decompress(block, len(data)) for reader in TWINS] == [data, data]
+
+
+@both
+def test_data_without_repetitions_grows_little(twin: ModuleType) -> None:
+    data = random.Random(7).randbytes(100_000)
+    assert len(twin.compress(data)) < len(data) + 200
 
 
 @settings(max_examples=400, deadline=None)
