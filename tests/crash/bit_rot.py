@@ -38,13 +38,17 @@ class Rotten(NamedTuple):
 def build(kind: str = "closed") -> Rotten:
     """About 64 KiB: two streams with segments, tails, removals and facts.
 
-    "idle" ends without a shutdown, "killed" without an idle mark too.
+    "idle" ends without a shutdown, "killed" without an idle mark too; the blocks of "compressed" are compressed.
     """
     disk = SimDisk(7)
     driver = StoreDriver(disk, TINY)
     rng = Random(7)
     driver.create("A")
     driver.create("B")
+    if kind == "compressed":
+        driver.compress("A")
+        driver.compress("B")
+        driver.run_until_idle()
     ever: dict[tuple[str, int], ModelMessage] = {}
     for number in range(12):
         some(driver, rng, "A", 6, 300)
@@ -59,7 +63,7 @@ def build(kind: str = "closed") -> Rotten:
         if number == 7:
             driver.checkpoint()
     driver.run_until_idle()
-    if kind == "closed":
+    if kind in ("closed", "compressed"):
         driver.store.close()
     elif kind == "idle":
         driver.store.on_idle()

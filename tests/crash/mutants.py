@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from headrace.sim import Fault
-from headrace.storage import format, frame_builder
+from headrace.storage import compressed_block, format, frame_builder
 from headrace.storage.checkpoint import checkpoint_writer, load, running_checkpoint
 from headrace.storage.journal import journal_writer, sync_marker
 from headrace.storage.log import file_log
@@ -123,14 +123,8 @@ def head_outside_the_checksum(patch: Patch) -> None:
         (crc,) = format._U32.unpack_from(data, start - 4)
         return block if format.crc32(memoryview(data)[start : start + block.length], seed) == crc else None
 
-    for module in (flush, compaction):
-        patch(
-            module,
-            "encode_block",
-            lambda old: lambda segment, block: [_head(segment, block, seal), block.view],
-        )
-    for module in (segments, load_stream):
-        patch(module, "parse_block", lambda old: check)
+    patch(flush, "encode_block", lambda old: lambda segment, block: [_head(segment, block, seal), block.view])
+    patch(compressed_block, "parse_block", lambda old: check)
 
 
 def _head(segment: Any, block: Any, seal: Any) -> bytes:
@@ -301,8 +295,7 @@ def journal_released_too_early(patch: Patch) -> None:
 
 
 def block_not_verified(patch: Patch) -> None:
-    for module in (segments, load_stream):
-        patch(module, "parse_block", lambda old: _unverified)
+    patch(compressed_block, "parse_block", lambda old: _unverified)
 
 
 def large_not_synced(patch: Patch) -> None:
@@ -331,6 +324,19 @@ def identity_outside_the_checksum(patch: Patch) -> None:
     """A block is valid at any position, so files can be swapped."""
     patch(segments, "compute_segment_seed", lambda old: lambda store, ident, segment: 0)
     patch(load_stream, "is_segment_header", lambda old: lambda *a: True)
+
+
+def compressed_file_too_short(patch: Patch) -> None:
+    """The file ends with the compressed bytes of its last block, before the end that the checkpoint names."""
+
+    def mutate(old: Any) -> Any:
+        def append(ops: list[Op], *a: Any) -> None:
+            old(ops, *a)
+            ops.pop()
+
+        return append
+
+    patch(flush, "_append_compressed_write", mutate)
 
 
 def watermarks_left_out(patch: Patch) -> None:
@@ -441,6 +447,7 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(replayed_twice, (scripted("facts/0", "small/nc"), all_points)),
         Mutant(identity_outside_the_checksum, (rot,)),
         Mutant(watermarks_left_out, (rot,)),
+        Mutant(compressed_file_too_short, (scripted("squeezed/0"),), True),
         Mutant(deleted_at_once, (scripted("lifetimes/0"),)),
         Mutant(sections_not_verified, (rot,)),
         Mutant(dead_again_alive, (scripted("compact/0"), all_points)),

@@ -14,6 +14,7 @@ TINY = StoreOptions(
     checkpoint_bytes=24 * KIB,
     headroom_bytes=64 * KIB,
     cache_bytes=16 * KIB,
+    compress_min_saving=64,
     flush_bytes=8 * KIB,
     sparse_rows=8,
     subjects_min=3,
@@ -29,5 +30,6 @@ SMALL = StoreOptions(
     checkpoint_bytes=512 * KIB,
     headroom_bytes=1024 * KIB,
     cache_bytes=256 * KIB,
+    compress_min_saving=64,
     flush_bytes=64 * KIB,
 )

@@ -19,8 +19,8 @@ PARTS = 8
 STRIDE = 17
 
 
-def places() -> list[tuple[str, int]]:
-    return [(path, offset) for path, content in build().files.items() for offset in range(len(content))]
+def places(kind: str = "closed") -> list[tuple[str, int]]:
+    return [(path, offset) for path, content in build(kind).files.items() for offset in range(len(content))]
 
 
 @pytest.mark.slow
@@ -34,6 +34,22 @@ def test_one_flipped_bit(part: int, record_property: Callable[[str, object], Non
             examine(build(), {path: flipped(build().files[path], offset, bit)})
         except Violation as error:
             raise Violation(f"{path}, byte {offset}, bit {bit}: {error}") from error
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_one_flipped_bit_in_compressed_segments(part: int) -> None:
+    rotten = build("compressed")
+    segments = [path for path in rotten.files if path.endswith(".seg")]
+    assert sum(rotten.files[path].count(b"HRs2") for path in segments) >= 8
+    chosen = [place for place in places("compressed") if place[0] in segments][part * 11 :: 4 * 11]
+    unreadable = 0
+    for path, offset in chosen:
+        bit = Random(f"{path} {offset}").randrange(8)
+        try:
+            unreadable += examine(rotten, {path: flipped(rotten.files[path], offset, bit)}).unreadable
+        except Violation as error:
+            raise Violation(f"{path}, byte {offset}, bit {bit}: {error}") from error
+    assert unreadable
 
 
 def test_a_rotten_last_frame_is_reported_rather_than_cut() -> None:

@@ -125,6 +125,46 @@ def compact(driver: StoreDriver, rng: Random) -> None:
     driver.checkpoint()
 
 
+def compressed(driver: StoreDriver, rng: Random) -> None:
+    """Compression is switched on, off and on again, while segments are filled, compacted and opened again."""
+    driver.create("A")
+    driver.create("B")
+    driver.compress("A")
+    for number in range(8):
+        some(driver, rng, "A", 5, 1_200)
+        some(driver, rng, "B", 2, 600)
+        driver.append("A", b"big", rng.choice((5_000, 9_000)))
+        driver.commit_and_wait() if rng.random() < 0.5 else driver.commit()
+        driver.remove("A", rng.choice(live(driver, "A")))
+        if number in (2, 5):
+            driver.compress(rng.choice("AB"), number == 5)
+        if number % 3 == 2:
+            driver.checkpoint()
+    for seq in live(driver, "A"):
+        if seq % 5:
+            driver.remove("A", seq)
+    driver.run_until_idle()
+    driver.compact()
+    driver.checkpoint()
+
+
+def squeezed(driver: StoreDriver, rng: Random) -> None:
+    """The same with clean shutdowns and pins in between."""
+    for name in "AB":
+        driver.create(name)
+        driver.compress(name)
+    driver.run_until_idle()
+    for _ in range(3):
+        some(driver, rng, "A", 8, 1_500)
+        some(driver, rng, "B", 3, 1_500)
+        driver.run_until_idle()
+        driver.pin("A")
+        for seq in live(driver, "A")[::3]:
+            driver.remove("A", seq)
+        driver.unpin()
+        driver.restart()
+
+
 def facts(driver: StoreDriver, rng: Random) -> None:
     driver.create("A")
     driver.put(b"n", b"")
@@ -269,6 +309,11 @@ def turmoil(driver: StoreDriver, rng: Random) -> None:
     _walk(driver, rng, (*STEPS, *HASTE, *HASTE))
 
 
+def compressed_turmoil(driver: StoreDriver, rng: Random) -> None:
+    """The same, with streams that are compressed, or no longer."""
+    _walk(driver, rng, (*STEPS, *HASTE, *COMPRESSION))
+
+
 def _walk(driver: StoreDriver, rng: Random, steps: tuple[Step, ...]) -> None:
     driver.create("A")
     for _ in range(60):
@@ -323,6 +368,13 @@ HASTE: tuple[Step, ...] = (
     lambda driver, rng, name: _steps(driver, rng.randrange(12)),
 )
 
+COMPRESSION: tuple[Step, ...] = (
+    lambda driver, rng, name: driver.compress(name),
+    lambda driver, rng, name: driver.compress(name, rng.random() < 0.5),
+    lambda driver, rng, name: some(driver, rng, name, 6, 1_500),
+    lambda driver, rng, name: driver.run_until_idle(),
+)
+
 SCRIPTED: dict[str, Workload] = {
     workload.__name__: workload
     for workload in (
@@ -334,6 +386,9 @@ SCRIPTED: dict[str, Workload] = {
         checkpoint,
         rotate,
         compact,
+        compressed,
+        squeezed,
+        compressed_turmoil,
         facts,
         lifetimes,
         memory,

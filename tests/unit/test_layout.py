@@ -32,7 +32,7 @@ BELOW: dict[str, set[str]] = {
 INSIDE: dict[str, list[str]] = {
     "storage": [
         "options store_observer format format_features native_records damage_report sequence_arrays",
-        "checkpoint_schema io",
+        "checkpoint_schema io compressed_block",
         "journal segments",
         "log metadata_store",
         "maintenance",

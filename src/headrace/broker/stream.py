@@ -100,7 +100,8 @@ class Stream:
     def configure(self, config: StreamConfig) -> None:
         """Apply a validated configuration and derive everything that depends on it."""
         self.config = config
-        domain = self.jetstream.domain
+        jetstream = self.jetstream
+        domain = jetstream.domain
         domain_field = f'"domain":"{domain}",' if domain else ""
         self.pub_ack_prefix = self.fast_path.ack_prefix = (
             f'{{"stream":"{self.name}",{domain_field}"seq":'.encode()
@@ -112,6 +113,7 @@ class Stream:
             self.atomic_batches.clear()
         if not config.allow_batched:
             self.fast_ingest.clear()
+        jetstream.store.set_compression(self.log, config.compression == "s2")
         self.update_fast_path()
         self.fast_path.sends_acks = not config.no_ack
         self.fast_path.calls_after_append = bool(config.max_age or config.max_msgs_per_subject > 0)

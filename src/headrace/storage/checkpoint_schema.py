@@ -43,6 +43,7 @@ class StreamCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     segments: list[SegmentState]
     tail: bytes
     tail_live: bytes
+    is_compressed: bool = False  # new blocks are compressed
 
 
 class MetadataEntryState(msgspec.Struct, frozen=True, array_like=True):

@@ -22,6 +22,7 @@ class StoreOptions:
     headroom_bytes: int = 64 * MIB  # less than this free: refuse to append
     cache_bytes: int = 32 * MIB  # verified blocks kept in memory
     compact_live_ratio: float = 0.5  # a sealed segment with a smaller live share is merged
+    compress_min_saving: int = 4 * KIB  # a block that compression makes smaller by less stays plain
     flush_bytes: int = 4 * MIB  # written to segments in one submission
     sparse_rows: int = 1 << 14  # if most of these rows are dead, the next checkpoint seals the segment
     subjects_min: int = 4096  # dead subjects before a stream drops them

@@ -25,6 +25,7 @@ from headrace.storage.log.log import StreamLog
 from headrace.storage.log.log_context import LargeWrite, LogContext
 from headrace.storage.log.memory_log import MemoryLog
 from headrace.storage.maintenance.compaction import Compactor
+from headrace.storage.maintenance.compression import BlockCompression
 from headrace.storage.maintenance.flush import SegmentFlusher
 from headrace.storage.maintenance.gc import FileGarbageCollector
 from headrace.storage.metadata_store import MetadataStore
@@ -67,6 +68,7 @@ class Store:
         self.frame_builder = FrameBuilder(
             self.log_context, self.metadata, self.journal, self.file_gc, self.checkpointer
         )
+        self._compression = BlockCompression(self)
         self._in_flight_bytes = 0
         self._closed = False
         #: False if there was no space for a checkpoint on closing: the journal has what the last one lacks.
@@ -134,15 +136,18 @@ class Store:
         if name in self.logs:
             raise StoreError(f"stream {name} already exists")
         ident, self.next_ident = self.next_ident, self.next_ident + 1
-        log: StreamLog
         if memory:
-            log = MemoryLog(self.open_frame, ident, name, self.options, first_seq)
+            log: StreamLog = MemoryLog(self.open_frame, ident, name, self.options, first_seq)
         else:
             log = FileLog(self.log_context, ident, name, first_seq)
             self.frame_builder.add_create(ident, name, first_seq)
         log.mark_dirty()
         self.logs[name] = log
         return log
+
+    def set_compression(self, log: StreamLog, enabled: bool) -> None:
+        """Compress new blocks of a stream, or stop that."""
+        self._compression.configure(log, enabled)
 
     def delete(self, log: StreamLog) -> None:
         """Delete a stream and all its messages with the open frame."""
@@ -258,6 +263,7 @@ class Store:
             self.file_gc.collect(mark)
             self.checkpointer.mark_durable(mark)
             self.checkpoint_trigger.on_marked()
+            self._compression.request_feature()
         self.file_gc.release()
         if self.full:
             self.update_space()

@@ -17,6 +17,7 @@ PAIRS = {
     "sync marker": ("journal/sync_marker.py:write_op", "journal/sync_marker.py:_parse_slot"),
     "block, by scan": ("maintenance/flush.py:encode_block", "format.py:parse_block"),
     "block, by read": ("maintenance/flush.py:encode_block", "segments/segment.py:FileSegment._read_verified"),
+    "compressed block": ("compressed_block.py:compress_block", "compressed_block.py:expand_block"),
     "segment header": ("format.py:encode_segment_header", "recovery/load_stream.py:_check_file"),
     "column file": ("segments/column_file.py:encode_columns", "segments/column_file.py:decode_columns"),
     "subjects": ("segments/column_file.py:encode_subjects", "segments/column_file.py:decode_subjects"),

@@ -26,7 +26,7 @@ from headrace.storage.format import PUT, encode_keyed_entry
 from headrace.storage.snapshot import leases, manifest, offline_pin
 from support.small_store import TINY, Ticking, commit, kill, open_small_store, opened
 
-FEATURE = "segments/s2"
+FEATURE = "segments/next"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from headrace.sim.disk.disk_faults import Fault, FaultInjector
 from headrace.sim.disk.disk_snapshot import ROOT, DiskSnapshot
 from headrace.sim.disk.fs_nodes import NameChange, Node, SimFile, SimFolder
 from headrace.sim.disk.sparse_file import PendingWrite, SparseFile
-from headrace.storage.io.disk import translate_error
+from headrace.storage.io.disk import compute_data, translate_error
 
 Op = tuple[Any, ...]
 Names = list[str]
@@ -225,6 +225,9 @@ class SimDisk:
             self._completions.append((submission.done, error))
 
     def _execute(self, op: Op) -> None:
+        submitted = op
+        if op[0] == "write":
+            op = (*op[:3], compute_data(op[3]))
         if self.before_op is not None:
             self.before_op(op)
         self.ops_done += 1
@@ -235,7 +238,7 @@ class SimDisk:
                 self._apply_fault(op, fault)
             self._handlers[kind](*op[1:])
         except OSError as error:
-            raise translate_error(op, error) from None
+            raise translate_error(submitted, error) from None
 
     def _apply_fault(self, op: Op, fault: Fault) -> None:
         """Do what a failing call does before it fails."""

@@ -133,6 +133,10 @@ class StoreDriver:
         self.log(name).advance(seq)
         self.model.logs[name].advance(seq)
 
+    def compress(self, name: str, enabled: bool = True) -> None:
+        """Compress new blocks of a stream, or stop that; it changes nothing that a reader sees."""
+        self.store.set_compression(self.log(name), enabled)
+
     def put(self, key: bytes, value: bytes) -> None:
         self.store.metadata.put(key, value)
         self.model.put(key, value)

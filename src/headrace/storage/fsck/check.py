@@ -15,8 +15,9 @@ import numpy as np
 
 from headrace.clock import SystemClock
 from headrace.errors import CorruptData, StoreError
+from headrace.storage.compressed_block import open_block
 from headrace.storage.damage_report import Damage
-from headrace.storage.format import SEGMENT_HEADER_BYTES, is_segment_header, parse_block
+from headrace.storage.format import SEGMENT_HEADER_BYTES, is_segment_header
 from headrace.storage.format_features import name_folder_in_errors
 from headrace.storage.io.disk import Disk
 from headrace.storage.io.overlay_disk import OverlayDisk
@@ -177,7 +178,7 @@ def find_damage(disk: Disk, log: FileLog) -> Iterator[DamagedBlock]:
 
 def _find_bad_blocks(segment: FileSegment, data: memoryview, blocks: list[int]) -> Iterator[DamagedBlock]:
     for at in blocks:
-        if parse_block(data, at, segment.seed, at) is None:
+        if open_block(data, at, segment.seed, at) is None:
             description = "a segment is truncated" if at >= len(data) else f"the block at {at} is damaged"
             yield DamagedBlock(
                 description, segment, _find_live_seqs(segment, at, _find_block_end(segment, at))

@@ -36,7 +36,8 @@ class Disk(Protocol):
 
     Operations: ("create", path, size), ("write", path, offset, data or list of data), ("sync", path), ("syncdir",
     folder), ("mkdir", folder), ("link", path, new), ("rename", path, new), ("unlink", path), ("rmdir", folder),
-    ("copy", source, source_offset, target, target_offset, length).
+    ("copy", source, source_offset, target, target_offset, length). The data of a write may also be a function that
+    returns it: it is called when the operation runs, on the thread of the queue.
 
     An operation that finds no space, or a used-up quota, fails with `OutOfSpace`; a failing sync never does.
     """
@@ -90,6 +91,11 @@ def translate_error(op: Op, error: OSError) -> OSError:
     found = OutOfSpace(errno.ENOSPC, error.strerror, error.filename)
     found.op = op
     return found
+
+
+def compute_data(data: Any) -> Any:
+    """Return the data of a write; see `Disk`."""
+    return data() if callable(data) else data
 
 
 class FileDisk(RootFolder):
@@ -248,6 +254,7 @@ class FileDisk(RootFolder):
         # Called twice per commit: without the context manager it takes half the time.
         handle = self._handles.acquire(path)
         try:
+            data = compute_data(data)
             if isinstance(data, bytes) and os.pwrite(handle.fd, data, offset) == len(data):
                 return
             for part in [data] if not isinstance(data, list) else _split_vectors(data):

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from headrace.storage.io.disk import DoneCallback, Op
+from headrace.storage.io.disk import DoneCallback, Op, compute_data
 
 FREE = 1 << 60  # free bytes that an overlay reports
 
@@ -124,6 +124,8 @@ class OverlayDisk:
 
     def run(self, ops: Sequence[Op]) -> None:
         for kind, *arguments in ops:
+            if kind == "write":
+                arguments[2] = compute_data(arguments[2])
             self._handlers[kind](*arguments)
 
     def submit(self, queue_name: str, ops: Sequence[Op], done: DoneCallback) -> None:

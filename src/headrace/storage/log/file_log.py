@@ -13,6 +13,7 @@ import msgspec
 from headrace.code_probes import sometimes
 from headrace.errors import CorruptData
 from headrace.storage.checkpoint_schema import SegmentState, StreamCheckpoint
+from headrace.storage.compressed_block import COMPRESSED_MAX
 from headrace.storage.damage_report import Damage
 from headrace.storage.format import (
     BLOCK_HEADER_BYTES,
@@ -48,6 +49,7 @@ class FileLog(StreamLog):
         self.subjects_file_end = 0
         self.folder_state = FileState.NEW
         self.folder_synced = False
+        self.is_compressed = False  # new blocks are compressed, once the store's root names the feature
         self.saved_frame = -1
         self.is_deleted = False
         self.deleted_in_frame = 0  # the frame in which it was deleted
@@ -96,8 +98,9 @@ class FileLog(StreamLog):
             self.split_segment()  # before choosing the segment that the frame refers to
         self.finish_block()
         segment = cast("FileSegment", self.active_segment)
-        direct = segment.state in (FileState.READY, FileState.RESERVED) or (
-            segment.state is FileState.NEW and self.folder_state is not FileState.CREATING
+        direct = not self._may_compress_bytes(BLOCK_HEADER_BYTES + size) and (
+            segment.state in (FileState.READY, FileState.RESERVED)
+            or (segment.state is FileState.NEW and self.folder_state is not FileState.CREATING)
         )
         if direct and segment.state is FileState.NEW:
             # From now on the background queue must not create the file: that would be too late for this frame.
@@ -119,6 +122,15 @@ class FileLog(StreamLog):
             self.context.large_writes.append((self, segment, block))
             self.context.large_pending_bytes += size
         return seq
+
+    # Compression
+
+    def may_compress(self, block: RecordBlock) -> bool:
+        """Return whether a block is to be compressed when it is written in the background."""
+        return not block.direct and self._may_compress_bytes(BLOCK_HEADER_BYTES + block.used)
+
+    def _may_compress_bytes(self, size: int) -> bool:
+        return self.is_compressed and self.context.may_compress and size <= COMPRESSED_MAX
 
     # Blocks and segments
 
@@ -227,6 +239,7 @@ class FileLog(StreamLog):
             ],
             tail=tail,
             tail_live=self.columns.live_bits(self.tail_row, self.columns.rows),
+            is_compressed=self.is_compressed,
         )
         return msgspec.msgpack.encode(state)
 

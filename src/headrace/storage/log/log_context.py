@@ -73,6 +73,8 @@ class LogContext:
     large_pending_bytes: int = 0
     #: What is left of the space that was checked for a batch: its members must not be refused one by one.
     large_reserved_bytes: int = 0
+    #: Whether the newest durable root names the feature that compressed blocks need.
+    may_compress: bool = False
 
     def __post_init__(self) -> None:
         self.block_cache = BlockCache(self.options.cache_bytes)

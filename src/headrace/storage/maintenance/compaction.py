@@ -16,7 +16,7 @@ from headrace.code_probes import sometimes
 from headrace.errors import CorruptData
 from headrace.storage.io.disk import Op
 from headrace.storage.log.file_log import FileLog
-from headrace.storage.maintenance.flush import create_segment_ops, encode_block
+from headrace.storage.maintenance.flush import append_block_write, create_segment_ops
 from headrace.storage.maintenance.maintenance_context import MaintenanceContext
 from headrace.storage.native_records import BlockBuilder
 from headrace.storage.segments.segment import FileSegment, FileState, Segment, fits_one_segment
@@ -183,7 +183,7 @@ class _CompactionJob:
         if self._builder.blocks:
             ops += create_segment_ops(self.log, self._target, self._store.disk)
         for block in self._builder.blocks:
-            ops.append(("write", self._target.path, block.offset, encode_block(self._target, block)))
+            append_block_write(ops, self.log, self._target, block, None)
             self._target.add_block(block)
         self._builder.blocks.clear()
         return ops

@@ -14,6 +14,7 @@ import numpy as np
 from headrace.code_probes import sometimes
 from headrace.errors import CorruptData
 from headrace.storage.checkpoint_schema import SegmentState, StreamCheckpoint
+from headrace.storage.compressed_block import COMPRESSED_MAGIC, OpenedBlock, open_block
 from headrace.storage.damage_report import Damage, RecoveryReport
 from headrace.storage.format import (
     ALIGN,
@@ -23,7 +24,6 @@ from headrace.storage.format import (
     align_up,
     columns_path,
     is_segment_header,
-    parse_block,
     stream_folder,
     subjects_path,
 )
@@ -68,6 +68,7 @@ def load_log(
     numbers = max(state.next_segment, find_next_segment_number(disk, state.ident), used_number + 1)
     log = FileLog(context, state.ident, state.name, next_segment=numbers)
     log.folder_state = FileState.READY if disk.exists(log.folder_path) else FileState.NEW
+    log.is_compressed = state.is_compressed
     log.generation = log.loaded_generation = state.generation
     log.next_generation = max(state.generation + 1, find_next_generation(disk, state.ident))
     cached = _load_caches(log, state)
@@ -192,24 +193,29 @@ def scan_segment(log: FileLog, segment: FileSegment, state: SegmentState, report
     original_rows: list[Array] = []  # for each row found, its row number when the live bits were captured
     at, row = SEGMENT_HEADER_BYTES, 0
     while at < state.end:
-        block = parse_block(data, at, segment.seed, at)
-        candidate = at + BLOCK_HEADER_BYTES
-        if (
-            block is None
-            or columns.index_block(log.subject_index, data, candidate, block.length, candidate, block.records)
-            < 0
-        ):
+        block = open_block(data, at, segment.seed, at)
+        if block is None or not _index_block(log, columns, block):
             at, skipped = _skip_damage(log, segment, state, data, at, row, report)
             row += skipped
             continue
         segment.blocks.append(at)
-        original_rows.append(np.arange(row, row + block.records))
-        row += block.records
-        at = align_up(at + BLOCK_HEADER_BYTES + block.length)
+        original_rows.append(np.arange(row, row + block.header.records))
+        row += block.header.records
+        at = align_up(at + BLOCK_HEADER_BYTES + block.header.length)
     if state.live and original_rows:
         flags = np.unpackbits(np.frombuffer(state.live, np.uint8), count=max(state.rows, row))
         for dead_row in np.flatnonzero(flags[np.concatenate(original_rows)] == 0).tolist():
             columns.tombstone(dead_row)
+
+
+def _index_block(log: FileLog, columns: SegmentIndex, block: OpenedBlock) -> bool:
+    """Add the rows of a block, at their offsets in the segment; return False if its records are invalid."""
+    header = block.header
+    place = header.offset + BLOCK_HEADER_BYTES
+    return (
+        columns.index_block(log.subject_index, block.data, block.start, header.length, place, header.records)
+        >= 0
+    )
 
 
 def _skip_damage(
@@ -229,9 +235,9 @@ def _skip_damage(
         first_after, skipped = state.last_seq + 1, state.rows - row
         next_offset = state.end
     else:
-        found = parse_block(data, next_offset, segment.seed, next_offset)
+        found = open_block(data, next_offset, segment.seed, next_offset)
         assert found is not None
-        first_after = found.first_seq
+        first_after = found.header.first_seq
         skipped = _find_first_row(segment, data, next_offset, state.rows) - row
     description = f"block at {at} damaged"
     report.add_damage(Damage(description, log.name, last + 1, first_after - 1, segment.path, ident=log.ident))
@@ -240,8 +246,9 @@ def _skip_damage(
 
 def _find_next_block(segment: FileSegment, data: memoryview, at: int) -> int:
     words = np.frombuffer(data, "<u4", len(data) // 4)[:: ALIGN // 4]
-    for candidate in (np.flatnonzero(words == BLOCK_MAGIC) * ALIGN).tolist():
-        if candidate > at and parse_block(data, candidate, segment.seed, candidate) is not None:
+    is_magic = (words == BLOCK_MAGIC) | (words == COMPRESSED_MAGIC)
+    for candidate in (np.flatnonzero(is_magic) * ALIGN).tolist():
+        if candidate > at and open_block(data, candidate, segment.seed, candidate) is not None:
             return int(candidate)
     return -1
 
@@ -250,15 +257,15 @@ def _find_first_row(segment: FileSegment, data: memoryview, at: int, rows: int) 
     """Return the row at which the block at `at` begins, counted from the end: exact if all later blocks are valid."""
     later = 0
     while at < len(data):
-        block = parse_block(data, at, segment.seed, at)
+        block = open_block(data, at, segment.seed, at)
         if block is None:
             next_offset = _find_next_block(segment, data, at)
             if next_offset < 0:
                 break
             at = next_offset
             continue
-        later += block.records
-        at = align_up(at + BLOCK_HEADER_BYTES + block.length)
+        later += block.header.records
+        at = align_up(at + BLOCK_HEADER_BYTES + block.header.length)
     return rows - later
 
 

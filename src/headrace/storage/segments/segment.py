@@ -13,11 +13,11 @@ from collections import OrderedDict
 from enum import Enum
 
 from headrace.errors import CorruptData
+from headrace.storage.compressed_block import open_block
 from headrace.storage.format import (
     BLOCK_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     compute_segment_seed,
-    parse_block,
     segment_path,
 )
 from headrace.storage.io.disk import Disk
@@ -159,11 +159,12 @@ class FileSegment(Segment):
             data = self._disk.read(self.path, block, end - block)
         except FileNotFoundError:
             data = b""
-        if parse_block(data, 0, self.seed, block) is None:
+        opened = open_block(data, 0, self.seed, block)
+        if opened is None:
             self.damaged = True
             raise CorruptData(f"the block at {block} of {self.path} is damaged; run headrace fsck")
-        self._cache.put(key, data, block)
-        return data, block
+        self._cache.put(key, opened.data, block)
+        return opened.data, block
 
     def on_block_written(self, block: RecordBlock) -> None:
         """Move a block that is now in the file from memory to the cache, where readers of new messages still find it."""

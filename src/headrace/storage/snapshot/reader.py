@@ -155,20 +155,21 @@ class StreamSnapshot:
     ) -> Iterator[pa.RecordBatch]:
         low, high, mask = _select_rows(run, selection, self.manifest.as_of_ns)
         rows = np.arange(low, high) if mask is None else low + np.flatnonzero(mask)
+        reader = run.open_reader()
         for at in range(0, len(rows), rows_max):
             selected = rows[at : at + rows_max]
             # A run without gaps is sliced, not gathered.
             index = slice(int(selected[0]), int(selected[-1]) + 1) if mask is None else selected
             offsets = run.rows.offset[index].astype(np.intp)
-            run.verify(offsets)
-            found = gather_headers(run.data, offsets)
+            data = reader.load(offsets)
+            found = gather_headers(data, offsets)
             if not np.array_equal(found["seq"], run.rows.seq[index]):
                 raise CorruptData(
                     f"stream {self.manifest.stream}: columns and records of a segment do not match"
                 )
             ids = run.rows.subject[index]
             for cut in _split_by_bytes(found["size"]):
-                yield make_batch(layout, run.data, offsets[cut], found[cut], ids[cut], dictionary)
+                yield make_batch(layout, data, offsets[cut], found[cut], ids[cut], dictionary)
 
 
 def _select_rows(run: RecordRun, selection: Selection, as_of_ns: int) -> tuple[int, int, Array | None]:

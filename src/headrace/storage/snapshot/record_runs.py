@@ -7,6 +7,7 @@ returned correctly or `CorruptData` is raised. Must not know pins, leases or Arr
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,13 +15,13 @@ import numpy as np
 
 from headrace.errors import CorruptData
 from headrace.storage.checkpoint_schema import SegmentState
+from headrace.storage.compressed_block import OpenedBlock, open_block
 from headrace.storage.format import (
     BLOCK_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     align_up,
     compute_segment_seed,
     is_segment_header,
-    parse_block,
 )
 from headrace.storage.native_records import Array, SegmentIndex, SubjectIndex
 from headrace.storage.segments.column_file import ColumnFileId, decode_columns, decode_subjects, reader_of
@@ -73,8 +74,20 @@ class RecordRun:
         self.live = live
         self.subjects = subjects
 
-    def verify(self, offsets: Array) -> None:
-        """Raise CorruptData unless the records at `offsets` are as they were written."""
+    def open_reader(self) -> RecordReader:
+        """Return a reader of the records, for one pass over them."""
+        return RecordReader(self.data)
+
+
+class RecordReader:
+    """Provides the bytes of records."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+
+    def load(self, offsets: Array) -> memoryview:
+        """Return a buffer that has the records at `offsets`; raise CorruptData unless they are as they were written."""
+        return self.data
 
 
 class TailRun(RecordRun):
@@ -83,7 +96,7 @@ class TailRun(RecordRun):
     def __init__(self, tail_records: TailRecords) -> None:
         data = memoryview(tail_records.records)
         rows, subjects = scan_records(
-            data, [(0, len(data))], f"the records {tail_records.first_seq} to {tail_records.last_seq}"
+            data, f"the records {tail_records.first_seq} to {tail_records.last_seq}"
         )
         super().__init__(data, rows, unpack_live_bits(tail_records.live, len(rows.seq)), subjects)
 
@@ -103,21 +116,60 @@ class SegmentRun(RecordRun):
         super().__init__(data, rows, live, subjects)
         self._seed = seed
         self._name = name
-        self._verified = np.zeros(len(rows.blocks), bool)
 
-    def verify(self, offsets: Array) -> None:
-        blocks = self.rows.blocks
+    def open_reader(self) -> RecordReader:
+        return SegmentReader(self.data, self.rows.blocks, self._seed, self._name)
+
+
+class SegmentReader(RecordReader):
+    """Verifies each block when it is first read.
+
+    Plain blocks are read where they are. From the first compressed block on, the records are copied to memory, each at
+    its offset in the segment. Only one pass keeps that memory, so a read of many segments needs that of one.
+    """
+
+    def __init__(self, source: memoryview, blocks: Array, seed: int, name: str) -> None:
+        super().__init__(source)
+        self._source = source
+        self._blocks = blocks
+        self._seed = seed
+        self._name = name
+        self._loaded = np.zeros(len(blocks), bool)
+
+    def load(self, offsets: Array) -> memoryview:
         if len(offsets) == 0:
-            return
-        touched = np.searchsorted(blocks, offsets, side="right") - 1
+            return self.data
+        touched = np.searchsorted(self._blocks, offsets, side="right") - 1
         blocks_read = touched[np.concatenate(([True], touched[1:] != touched[:-1]))]
-        for number in blocks_read[~self._verified[blocks_read]].tolist():
-            offset = int(blocks[number])
-            if parse_block(self.data, offset, self._seed, offset) is None:
-                raise CorruptData(
-                    f"{self._name}: the block at {offset} is damaged; run `headrace fsck` to see what is lost"
-                )
-            self._verified[number] = True
+        for number in blocks_read[~self._loaded[blocks_read]].tolist():
+            self._load_block(number)
+        return self.data
+
+    def _load_block(self, number: int) -> None:
+        block = open_sound_block(self._source, int(self._blocks[number]), self._seed, self._name)
+        if block.data is not self._source and self.data is self._source:
+            self.data = memoryview(mmap.mmap(-1, max(len(self._source), 1)))
+            for earlier in np.flatnonzero(self._loaded).tolist():
+                self._copy(open_sound_block(self._source, int(self._blocks[earlier]), self._seed, self._name))
+        if self.data is not self._source:
+            self._copy(block)
+        self._loaded[number] = True
+
+    def _copy(self, block: OpenedBlock) -> None:
+        start, length = block.header.offset + BLOCK_HEADER_BYTES, block.header.length
+        if start + length > len(self.data):
+            raise CorruptData(f"{self._name}: the block at {block.header.offset} is longer than the segment")
+        self.data[start : start + length] = block.data[block.start : block.start + length]
+
+
+def open_sound_block(data: memoryview, offset: int, seed: int, name: str) -> OpenedBlock:
+    """Return the block at an offset of a segment; raise CorruptData if it is damaged."""
+    block = open_block(data, offset, seed, offset)
+    if block is None:
+        raise CorruptData(
+            f"{name}: the block at {offset} is damaged; run `headrace fsck` to see what is lost"
+        )
+    return block
 
 
 def open_segment(
@@ -138,28 +190,27 @@ def open_segment(
 
 
 def _rebuild_rows(data: memoryview, seed: int, state: SegmentState, name: str) -> tuple[Rows, list[bytes]]:
-    spans, offset = [], SEGMENT_HEADER_BYTES
+    subjects, columns = SubjectIndex(), SegmentIndex()
+    blocks, offset = [], SEGMENT_HEADER_BYTES
     while offset < state.end:
-        block = parse_block(data, offset, seed, offset)
-        if block is None:
-            raise CorruptData(
-                f"{name}: the block at {offset} is damaged; run `headrace fsck` to see what is lost"
-            )
-        spans.append((offset + BLOCK_HEADER_BYTES, block.length))
-        offset = align_up(offset + BLOCK_HEADER_BYTES + block.length)
-    rows, subjects = scan_records(data, spans, name)
+        block = open_sound_block(data, offset, seed, name)
+        start = offset + BLOCK_HEADER_BYTES
+        if columns.index_block(subjects, block.data, block.start, block.header.length, start) < 0:
+            raise CorruptData(f"{name}: invalid records near offset {start}")
+        blocks.append(offset)
+        offset = align_up(start + block.header.length)
+    rows = Rows(columns, blocks)
     if len(rows.seq) != state.rows:
         raise CorruptData(f"{name} has {len(rows.seq)} records instead of {state.rows}")
-    return rows, subjects
+    return rows, _list_subjects(subjects)
 
 
-def scan_records(data: memoryview, spans: list[tuple[int, int]], name: str) -> tuple[Rows, list[bytes]]:
-    """Return rows and subject table of the records in some spans (start, length) of a buffer."""
+def scan_records(data: memoryview, name: str) -> tuple[Rows, list[bytes]]:
+    """Return rows and subject table of the records in a buffer."""
     subjects, columns = SubjectIndex(), SegmentIndex()
-    for start, length in spans:
-        if columns.index_block(subjects, data, start, length, start) < 0:
-            raise CorruptData(f"{name}: invalid records near offset {start}")
-    return Rows(columns, [start - BLOCK_HEADER_BYTES for start, _ in spans]), _list_subjects(subjects)
+    if columns.index_block(subjects, data, 0, len(data), 0) < 0:
+        raise CorruptData(f"{name}: invalid records")
+    return Rows(columns, [0]), _list_subjects(subjects)
 
 
 def unpack_live_bits(bits: bytes, rows: int) -> Array | None:
