@@ -3,7 +3,7 @@
 Pure functions between a plain block and its compressed form. A compressed block begins where the plain one would begin,
 and the next block too, so that offsets, columns and committed ends mean the same with and without compression; the
 bytes that it saves are a hole in the file. Invariant: what `open_block` returns has passed the checksum of the stored
-bytes and, after decompression, that of the plain block. Must not know disks or logs. See ADR 50.
+bytes and, after decompression, that of the plain block. Must not know disks or logs. See ADR 21.
 """
 
 from __future__ import annotations
