@@ -32,6 +32,14 @@ class LeafnodeTlsOptions:
     timeout_s: float = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafnodeCompressionOptions:
+    """How leafnode connections are compressed; up to the first of the round-trip times `s2_auto` does not compress."""
+
+    mode: str = "s2_auto"
+    rtt_thresholds_s: tuple[float, ...] = (0.01, 0.05, 0.1)
+
+
 class LeafnodeAddress(NamedTuple):
     """Remote address and the credentials to use."""
 
@@ -78,6 +86,7 @@ class LeafnodeRemote:
     disabled: bool = False
     dial_timeout_s: float = 1.0
     first_info_timeout_s: float = 1.0
+    compression: LeafnodeCompressionOptions = LeafnodeCompressionOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +105,7 @@ class LeafnodeOptions:
     tls: LeafnodeTlsOptions | None = None
     remotes: tuple[LeafnodeRemote, ...] = ()
     reconnect_s: float = 1.0
+    compression: LeafnodeCompressionOptions = LeafnodeCompressionOptions()
 
     @property
     def enabled(self) -> bool:

@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.config.config_parser import Section, SourcePos
-from headrace.config.leafnode_options import LeafnodeOptions, LeafnodeRemote, LeafnodeTlsOptions
+from headrace.config.leafnode_options import (
+    LeafnodeCompressionOptions,
+    LeafnodeOptions,
+    LeafnodeRemote,
+    LeafnodeTlsOptions,
+)
 from headrace.config.options import User
 from headrace.config.readers import (
     ConfigDraft,
@@ -67,6 +72,19 @@ _TLS = SectionSchema(
     },
     ignored="cipher_suites curve_preferences",
 )
+#: Names of a mode in a configuration file.
+_COMPRESSION_MODES = {
+    **dict.fromkeys(("off", "disabled", "false"), "off"),
+    **dict.fromkeys(("on", "enabled", "true", "s2_auto", "auto"), "s2_auto"),
+    **{
+        name: f"s2_{name.removeprefix('s2_')}"
+        for name in ("s2_fast", "fast", "s2_better", "better", "s2_best", "best")
+    },
+    "accept": "accept",
+    "not supported": "not supported",
+}
+RTT_THRESHOLDS_MAX = 4
+_COMPRESSION = SectionSchema("compression", {"mode": read_any, "rtt_thresholds thresholds": read_any})
 _REMOTE = SectionSchema(
     "remotes",
     {
@@ -92,7 +110,7 @@ _REMOTE = SectionSchema(
 def read_leafnodes(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
     """Read the section `leafnodes`."""
     found = _LEAFNODES.read(draft, value, pos)
-    _warn_if_compressed(draft, found, pos)
+    _read_compression(draft, found, pos)
     if "listen" in found:
         found |= _read_address(found.pop("listen"), pos)
     if "tls" in found:
@@ -110,13 +128,30 @@ def _read_address(listen: str, pos: SourcePos) -> dict[str, Any]:
     return {"port": read_value(read_int, port, "listen", pos)} | ({"host": host.strip("[]")} if host else {})
 
 
-def _warn_if_compressed(draft: ConfigDraft, found: dict[str, Any], pos: SourcePos) -> None:
-    """Warn if compression is configured: it is never used, which both sides agree on in the handshake."""
-    mode = found.pop("compression", "off")
-    if isinstance(mode, Section):
-        mode = mode.get("mode", "off")
-    if str(mode).lower() not in ("off", "false", "not supported"):
-        draft.warnings.append(f"{pos}: leafnode connections are not compressed")
+def _read_compression(draft: ConfigDraft, found: dict[str, Any], pos: SourcePos) -> None:
+    """Replace the value of `compression`, a mode or a section, by options."""
+    if "compression" not in found:
+        return
+    value = found["compression"]
+    section = _COMPRESSION.read(draft, value, pos) if isinstance(value, Section) else {"mode": value}
+    options: dict[str, Any] = {}
+    mode = str(section.get("mode", "")).lower()
+    if mode:
+        if mode not in _COMPRESSION_MODES:
+            fail(
+                pos,
+                f"unsupported compression mode {mode!r}: use off, accept, s2_fast, s2_better, s2_best or s2_auto",
+            )
+        options["mode"] = _COMPRESSION_MODES[mode]
+    if section.get("rtt_thresholds"):
+        thresholds = tuple(
+            read_value(read_seconds, each, "rtt_thresholds", pos)
+            for each in read_list(section["rtt_thresholds"], "rtt_thresholds", "10ms", pos)
+        )
+        if list(thresholds) != sorted(thresholds) or len(thresholds) > RTT_THRESHOLDS_MAX:
+            fail(pos, f"rtt_thresholds must be ascending and at most {RTT_THRESHOLDS_MAX}")
+        options["rtt_thresholds_s"] = thresholds
+    found["compression"] = LeafnodeCompressionOptions(**options)
 
 
 def _read_authorization(draft: ConfigDraft, value: object, pos: SourcePos) -> dict[str, Any]:
@@ -130,7 +165,7 @@ def _read_remote(
     draft: ConfigDraft, value: object, pos: SourcePos, dial_timeout_s: float | None
 ) -> LeafnodeRemote:
     found = _REMOTE.read(draft, value, pos)
-    _warn_if_compressed(draft, found, pos)
+    _read_compression(draft, found, pos)
     if "urls" not in found:
         fail(pos, "a leafnode remote has no url")
     if "tls" in found:

@@ -3,9 +3,8 @@
     archive = "NATSARC1" entry*
     entry   = name length, time (zigzag), sequence, header length, payload length (all varints), name, header, payload
 
-An entry of zeros ends the archive. It is wrapped in Snappy framing: chunks of a type, a length and a masked checksum.
-Accepts bytes in pieces of any size and returns entries; invalid input raises ProtocolError. Must not know streams or
-disks. See ADR 42.
+An entry of zeros ends the archive. It is wrapped in an S2 stream (`s2_stream`). Accepts bytes in pieces of any size and
+returns entries; invalid input raises ProtocolError. Must not know streams or disks. See ADR 42.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace._native import load_native
 from headrace._native.snappy_pure import encode_varint
 from headrace.errors import ProtocolError
+from headrace.protocol import s2_stream
 
 if TYPE_CHECKING:
     from headrace._native import snappy as _blocks
@@ -23,18 +23,8 @@ else:
     _blocks = load_native("snappy")
 
 MAGIC = b"NATSARC1"
-_IDENTIFIERS = (b"S2sTwO", b"sNaPpY")
-_COMPRESSED, _PLAIN, _IDENTIFIER = 0x00, 0x01, 0xFF
-_SKIPPABLE = 0x80
-_BLOCK_BYTES = 65_536
-#: The largest block that nats-server's compressor makes, and its maximum size if nothing could be compressed.
-_DECOMPRESSED_MAX = 4 * 1024 * 1024
-_CHUNK_MAX = 5 * 1024 * 1024
 _NAME_MAX = 1 << 20
 _ENTRIES_PER_PARSE = 256
-_CRC_BYTES = 4
-#: Maximum number of consecutive chunks without data.
-_EMPTY_CHUNKS_MAX = 64
 
 
 class BackupEntry(NamedTuple):
@@ -79,7 +69,9 @@ class ArchiveWriter:
     def add_encoded(self, data: bytes) -> bytes:
         """Like `add`, for entries that are already encoded."""
         self._buffer += data
-        return self._drain_chunks(_BLOCK_BYTES) if len(self._buffer) >= _BLOCK_BYTES else b""
+        return (
+            self._drain_chunks(s2_stream.CHUNK_BYTES) if len(self._buffer) >= s2_stream.CHUNK_BYTES else b""
+        )
 
     def finish(self) -> bytes:
         """Return the end of the archive and everything that is left."""
@@ -87,28 +79,12 @@ class ArchiveWriter:
         return self._drain_chunks(1)
 
     def _drain_chunks(self, least: int) -> bytes:
-        parts = [] if self._header_written else [b"\xff\x06\x00\x00" + _IDENTIFIERS[0]]
+        parts = [] if self._header_written else [s2_stream.HEADER]
         self._header_written = True
         while len(self._buffer) >= least:
-            parts.append(_encode_chunk(bytes(self._buffer[:_BLOCK_BYTES])))
-            del self._buffer[:_BLOCK_BYTES]
+            parts.append(s2_stream.encode_chunk(bytes(self._buffer[: s2_stream.CHUNK_BYTES])))
+            del self._buffer[: s2_stream.CHUNK_BYTES]
         return b"".join(parts)
-
-
-def _encode_chunk(data: bytes) -> bytes:
-    block = _blocks.compress(data)
-    kind = _COMPRESSED
-    if len(block) >= len(data):
-        kind, block = _PLAIN, data
-    return b"".join(
-        (bytes((kind,)), (len(block) + _CRC_BYTES).to_bytes(3, "little"), _masked_crc(data), block)
-    )
-
-
-def _masked_crc(data: bytes) -> bytes:
-    """Return the checksum, masked as the format requires, because checksums of checksums are weak."""
-    crc = _blocks.crc32c(data)
-    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 class ArchiveReader:
@@ -116,37 +92,36 @@ class ArchiveReader:
 
     __slots__ = (
         "_at",
-        "_empty_chunks",
+        "_chunks",
         "_entry_max",
         "_magic_read",
         "_parsed",
         "_plain",
-        "_raw",
         "decompressed_bytes",
     )
 
     def __init__(self, entry_max: int) -> None:
-        self._raw = bytearray()
+        self._chunks = s2_stream.S2Reader()
         self._parsed: deque[tuple[bytes, int, int, bytes, bytes]] = deque()
         self._plain = bytearray()
         self._at = 0
         self._magic_read = False
-        self._empty_chunks = 0  # consecutive chunks without data
         self._entry_max = entry_max
         self.decompressed_bytes = 0  # bytes decompressed so far
 
     @property
     def empty(self) -> bool:
         """Whether nothing is left over."""
-        return not self._raw and not self._parsed and self._at == len(self._plain)
+        return not self._chunks.buffered_bytes and not self._parsed and self._at == len(self._plain)
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes that wait for the rest of their entry, or to be read."""
-        return len(self._raw) + len(self._plain) - self._at + sum(len(each[4]) for each in self._parsed)
+        waiting = self._chunks.buffered_bytes + len(self._plain) - self._at
+        return waiting + sum(len(each[4]) for each in self._parsed)
 
     def feed(self, data: bytes) -> None:
-        self._raw += data
+        self._chunks.feed(data)
 
     def next(self) -> BackupEntry | None:
         """Return the next entry; None if more bytes are needed."""
@@ -161,30 +136,13 @@ class ArchiveReader:
 
     def _decompress_next(self) -> bool:
         """Decompress the next chunk; return whether there was a complete one."""
-        raw = self._raw
-        if len(raw) < 4:
-            return False
-        kind, size = raw[0], int.from_bytes(raw[1:4], "little")
-        if size > _CHUNK_MAX:
-            raise ProtocolError("s2: corrupt input")
-        if len(raw) < 4 + size:
-            return False
-        body = bytes(raw[4 : 4 + size])
-        del raw[: 4 + size]
-        data = _decode_chunk(kind, body) if kind in (_COMPRESSED, _PLAIN) else b""
-        self._empty_chunks = 0 if data else self._empty_chunks + 1
-        if self._empty_chunks > _EMPTY_CHUNKS_MAX:
-            raise ProtocolError("s2: corrupt input")
+        data = self._chunks.next()
         if data:
             self._append_decompressed(data)
-        elif kind == _IDENTIFIER and body not in _IDENTIFIERS:
-            raise ProtocolError("s2: corrupt input")
-        elif _PLAIN < kind < _SKIPPABLE:
-            raise ProtocolError("s2: unsupported input")
-        return True
+        return data is not None
 
     def _append_decompressed(self, data: bytes) -> None:
-        if self._at > _BLOCK_BYTES:
+        if self._at > s2_stream.CHUNK_BYTES:
             del self._plain[: self._at]
             self._at = 0
         self._plain += data
@@ -209,15 +167,3 @@ class ArchiveReader:
         except ValueError:
             raise ProtocolError("archive: invalid archive stream") from None
         self._parsed.extend(found)
-
-
-def _decode_chunk(kind: int, body: bytes) -> bytes:
-    crc, data = body[:_CRC_BYTES], body[_CRC_BYTES:]
-    if kind == _COMPRESSED:
-        try:
-            data = _blocks.decompress(data, _DECOMPRESSED_MAX)
-        except ValueError:
-            raise ProtocolError("s2: corrupt input") from None
-    if len(crc) < _CRC_BYTES or crc != _masked_crc(data):
-        raise ProtocolError("s2: corrupt input")
-    return data

@@ -56,9 +56,33 @@ def test_leafnode_urls_are_parsed() -> None:
     assert parse_leafnode_url("nats://token@one").user == "token"
 
 
-def test_compression_is_reported() -> None:
-    assert read("leafnodes { port: 1, compression: off }")[1] == []
-    assert len(read("leafnodes { port: 1, compression: s2_auto }")[1]) == 1
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("off", "off"),
+        ("disabled", "off"),
+        ("false", "off"),
+        ("accept", "accept"),
+        ("on", "s2_auto"),
+        ("true", "s2_auto"),
+        ("auto", "s2_auto"),
+        ("fast", "s2_fast"),
+        ("S2_Better", "s2_better"),
+        ("{ mode: s2_best }", "s2_best"),
+        ("'not supported'", "not supported"),
+    ],
+)
+def test_modes_of_compression(text: str, mode: str) -> None:
+    options, warnings = read(f"leafnodes {{ port: 1, compression: {text} }}")
+    assert options.leafnodes.compression.mode == mode
+    assert warnings == []
+
+
+def test_round_trip_times_of_compression() -> None:
+    text = "leafnodes { remotes: [{ url: a, compression: { mode: auto, rtt_thresholds: [5ms, 20ms, 1s] } }] }"
+    options, _ = read(text)
+    assert options.leafnodes.remotes[0].compression.rtt_thresholds_s == (0.005, 0.02, 1.0)
+    assert options.leafnodes.compression.mode == "s2_auto"
 
 
 @pytest.mark.parametrize(

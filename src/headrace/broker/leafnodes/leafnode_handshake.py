@@ -90,7 +90,11 @@ class DialingHandshake:
         return first
 
     def encode_connect(
-        self, account: str, credentials: Mapping[str, str], deny_imports: tuple[bytes, ...]
+        self,
+        account: str,
+        credentials: Mapping[str, str],
+        deny_imports: tuple[bytes, ...],
+        compression: str,
     ) -> bytes:
         """Return the CONNECT line."""
         local = self._local_info
@@ -104,6 +108,7 @@ class DialingHandshake:
             "cluster": local.name,
             "headers": True,
             "jetstream": local.jetstream,
+            "compress_mode": compression,
             "deny_pub": [subject.decode() for subject in deny_imports],
             "remote_account": account,
             "protocol": PROTOCOL,

@@ -44,6 +44,8 @@ class LeafnodeSession(BackpressuredClient):
     """One connection. `spoke`: this side is the spoke; `peer` is what the other server reports about itself."""
 
     __slots__ = (
+        "_awaits_compressed_info",
+        "_compression_negotiated",
         "_domain",
         "_established",
         "_handshake",
@@ -94,6 +96,7 @@ class LeafnodeSession(BackpressuredClient):
         self.reconnect_delay_s = 0.0
         self.activity = self.pings_out = 0
         self._established = False
+        self._compression_negotiated = self._awaits_compressed_info = False
         self._inbound_routes: dict[bytes | tuple[bytes, ...], InboundRoute] = {}
 
     @property
@@ -120,15 +123,24 @@ class LeafnodeSession(BackpressuredClient):
     # Handshake, dialing side
 
     def on_info(self, body: bytes) -> None:
-        """Reply to the first INFO with CONNECT; later ones carry permissions and confirm the connection."""
-        if not self.solicited:
-            return  # only sent to negotiate compression, which this server never offers
+        """Reply to the first INFO with CONNECT; later ones carry permissions and confirm the connection.
+
+        A server that dialed sends an INFO only to negotiate compression.
+        """
         fields = parse_object(body)
+        if not self.solicited:
+            if not self.authenticated:
+                self._negotiate_compression(fields.get("compression"))
+            return
         first = self._handshake.receive_info(fields)
         self.peer = self._handshake.peer
         if first:
             self.headers = bool(fields.get("headers"))
             self.transport.start_tls(requested=bool(fields.get("tls_required")))
+            return
+        if self._awaits_compressed_info:
+            self._awaits_compressed_info = False
+            self.send_connect()
             return
         if self.leafnode_permissions.apply_info(fields) and self._established:
             self._deny_local_subjects()
@@ -136,13 +148,24 @@ class LeafnodeSession(BackpressuredClient):
             self._establish()
 
     def send_connect(self) -> None:
-        """Send CONNECT, after TLS is set up if it is needed."""
+        """Send CONNECT, after TLS is set up if it is needed, and after an INFO of each side if they compress."""
         handshake = self._handshake
         info = handshake.info
+        if self._negotiate_compression(info.get("compression")):
+            self._awaits_compressed_info = True
+            return
         credentials = self.transport.credentials(str(info.get("nonce") or ""))
-        self.send(handshake.encode_connect(self.account, credentials, self.leafnode_permissions.deny_imports))
+        denied = self.leafnode_permissions.deny_imports
+        self.send(handshake.encode_connect(self.account, credentials, denied, self.transport.compression))
         if not info.get("info_on_connect"):
             self._establish()
+
+    def _negotiate_compression(self, offered: object) -> bool:
+        """Agree on the compression, once; return whether that has just switched it on."""
+        if self._compression_negotiated:
+            return False
+        self._compression_negotiated = True
+        return self.transport.negotiate_compression(offered if isinstance(offered, str) else "")
 
     # Handshake, accepting side
 
@@ -151,6 +174,8 @@ class LeafnodeSession(BackpressuredClient):
         if self.solicited or self.authenticated:
             raise ProtocolError(None)
         fields, peer = parse_connect(body)
+        # Unless an INFO of the other side did that before.
+        self._negotiate_compression("" if fields.get("compress_mode") in (None, "not supported") else "off")
         identity = self.transport.authenticate(fields)
         if identity is None:
             raise ProtocolError(UNAUTHORIZED)
@@ -214,6 +239,7 @@ class LeafnodeSession(BackpressuredClient):
 
     def on_pong(self) -> None:
         self.pings_out = 0
+        self.transport.on_pong()
 
     def on_error(self, text: str) -> None:
         """Handle an error from the other side, which closes the connection next."""

@@ -14,6 +14,10 @@ class LeafnodeTransport(Protocol):
 
     client_ip: str
 
+    @property
+    def compression(self) -> str:
+        """The mode of compression, as the monitoring pages show it."""
+
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
         """Authenticate a CONNECT; None is an authorization violation."""
 
@@ -22,6 +26,12 @@ class LeafnodeTransport(Protocol):
 
     def start_tls(self, *, requested: bool) -> None:
         """Set up TLS, if the other side requested it or we require it, then call `send_connect`."""
+
+    def negotiate_compression(self, offered: str) -> bool:
+        """Select the compression by the other side's INFO; return whether everything after our INFO is compressed."""
+
+    def on_pong(self) -> None:
+        """Called when the other side answered a ping."""
 
     def credentials(self, nonce: str) -> dict[str, str]:
         """Return the credentials for CONNECT."""

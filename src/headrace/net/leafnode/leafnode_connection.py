@@ -20,6 +20,8 @@ from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
 from headrace.broker.leafnodes.leafnode_session import LeafnodeSession
 from headrace.config.leafnode_options import LeafnodeAddress, LeafnodeRemote
 from headrace.errors import ProtocolError
+from headrace.net.leafnode.leafnode_compression import LeafnodeCompression
+from headrace.net.leafnode.leafnode_input import LeafnodeInput, read_tcp_rtt_s
 from headrace.net.password_verifier import Greeting
 from headrace.net.tls_channel import TlsChannel
 from headrace.net.write_scheduler import SMALL_FANOUT_BYTES
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 FIRST_PING_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
-DISK_RETRY_S = 0.01
 WRITE_BUFFER_BYTES = 1024 * 1024
 #: The timeout from the first INFO to the second, which confirms the connection.
 ESTABLISH_TIMEOUT_S = 5.0
@@ -39,10 +40,8 @@ ESTABLISH_TIMEOUT_S = 5.0
 LEAFNODE = "LEAFNODE"
 
 
-class LeafnodeConnection(asyncio.Protocol):
+class LeafnodeConnection(LeafnodeInput):
     """A server on a socket; the transport of its session. `closed` is done when the socket is closed."""
-
-    _transport: asyncio.Transport
 
     def __init__(
         self,
@@ -52,13 +51,14 @@ class LeafnodeConnection(asyncio.Protocol):
         address: LeafnodeAddress | None = None,
     ) -> None:
         """With `remote`, this side dials it at `address`."""
+        options = remote.compression if remote is not None else listener.leafnode_options.compression
+        super().__init__(LeafnodeCompression(options), listener.is_disk_backlogged)
         self._listener, self._remote, self._address = listener, remote, address
-        self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.was_established = False
         self.client_ip, self.client_port = "", 0
         self._channel: TlsChannel | None = None
-        self._closing = False
+        self._rtt_start_s = 0.0  # when the connection was made, then when the last ping was sent
         self._last_activity = 0
         self._nonce = new_nonce()
         self._timer: asyncio.TimerHandle | None = None
@@ -94,6 +94,7 @@ class LeafnodeConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         peername = transport.get_extra_info("peername") or ("", 0)
         self.client_ip, self.client_port = peername[0], peername[1]
+        self._rtt_start_s = self._loop.time()
         self._listener.connections[self.session.cid] = self
         if self._remote is not None:
             tls = self._remote.tls
@@ -121,15 +122,15 @@ class LeafnodeConnection(asyncio.Protocol):
         if self._closing:
             return
         if self._channel is None:
-            self._parse(data)
+            self.on_decrypted(data)
         else:
             self._receive_tls(data)
         if self._listener.is_disk_backlogged():
-            self._pause_for_disk()
+            self.pause_for_disk()
         elif self._listener.write_scheduler.has_queued_output and len(data) > SMALL_FANOUT_BYTES:
             self._listener.write_scheduler.pause_reader(self)
 
-    def _parse(self, data: bytes) -> None:
+    def parse(self, data: bytes) -> None:
         greeting = self._greeting
         if greeting is not None:
             greeting.receive(data)
@@ -155,7 +156,7 @@ class LeafnodeConnection(asyncio.Protocol):
         self._start_timeout(self._listener.leafnode_options.auth_timeout_s, "Authentication Timeout")
         self._parser = LeafnodeParser(self.session, self._listener.options.max_payload)
         self.resume_reading()
-        self._parse(received)
+        self.parse(received)
 
     def _receive_tls(self, data: bytes) -> None:
         channel = self._channel
@@ -173,7 +174,7 @@ class LeafnodeConnection(asyncio.Protocol):
             self._on_tls_established()
         for chunk in plaintexts:
             if not self._closing:
-                self._parse(chunk)
+                self.on_decrypted(chunk)
         if channel.peer_closed:
             self._close_after_flush()
 
@@ -203,17 +204,20 @@ class LeafnodeConnection(asyncio.Protocol):
         """Write the session's output."""
         if self._channel is not None and not self._channel.established:
             return  # sent after the handshake
-        output = self.session.drain()
+        output = self._compression.encode(self.session.drain())
         if not output or self._transport.is_closing():
             return
         self._write(output if self._channel is None else self._channel.encrypt(output))
+        if self._compression.pending_bytes:
+            self._loop.call_soon(self.flush)
         if self.session.writable_callbacks and not self.session.blocked:
             self.session.notify_writable()
 
     def _write(self, data: bytes | bytearray) -> None:
         if data and not self._transport.is_closing():
             self._transport.write(data)
-            if self._transport.get_write_buffer_size() > self._listener.options.max_pending:
+            pending = self._transport.get_write_buffer_size() + self._compression.pending_bytes
+            if pending > self._listener.options.max_pending:
                 self._abort_slow("too much is pending")
 
     def pause_writing(self) -> None:
@@ -232,30 +236,6 @@ class LeafnodeConnection(asyncio.Protocol):
     def _abort_slow(self, reason: str) -> None:
         self._listener.log.warn(f"{self.label}: slow consumer: {reason}")
         self.abort()
-
-    # Backpressure
-
-    def pause_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def _pause_for_disk(self) -> None:
-        """Pause reading until the disk has caught up."""
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-            self._loop.call_later(DISK_RETRY_S, self._resume_if_drained)
-
-    def _resume_if_drained(self) -> None:
-        if self._transport.is_closing():
-            return
-        if self._listener.is_disk_backlogged():
-            self._loop.call_later(DISK_RETRY_S, self._resume_if_drained)
-        else:
-            self._transport.resume_reading()
 
     # Closing
 
@@ -277,6 +257,8 @@ class LeafnodeConnection(asyncio.Protocol):
         if self._closing:
             return
         self.flush()
+        while self._compression.pending_bytes and not self._transport.is_closing():
+            self.flush()
         self._closing = True
         self.session.close()
         if self._channel is not None and self._channel.established:
@@ -314,9 +296,11 @@ class LeafnodeConnection(asyncio.Protocol):
                 self.fail("Stale Connection")
                 return
             session.pings_out += 1
-            session.send(server_lines.PING)
         else:
             session.pings_out = 0
+        if session.pings_out or self._compression.is_auto:
+            self._rtt_start_s = self._loop.time()
+            session.send(server_lines.PING)
         self._last_activity = activity
         self._timer = self._loop.call_later(options.ping_interval_s, self._ping)
 
@@ -354,6 +338,34 @@ class LeafnodeConnection(asyncio.Protocol):
         else:
             self.session.send_connect()
 
+    @property
+    def compression(self) -> str:
+        return self._compression.mode
+
+    def negotiate_compression(self, offered: str) -> bool:
+        announced = self._compression.negotiate(offered, self._measure_rtt_s())
+        if not announced:
+            return False
+        info = self._listener.make_info(
+            self.session.cid, self.client_ip, self._nonce, "", None, None, announced
+        )
+        if self._remote is not None:
+            # The side that dialed announces the mode before it switches, the other side after it.
+            self.session.send(info)
+            self.flush()
+            self._compression.start()
+        else:
+            self._compression.start()
+            self.session.send(info)
+            self.flush()
+        return True
+
+    def _measure_rtt_s(self) -> float:
+        return min(self._loop.time() - self._rtt_start_s, read_tcp_rtt_s(self._transport))
+
+    def on_pong(self) -> None:
+        self._compression.update_rtt(self._measure_rtt_s())
+
     def credentials(self, nonce: str) -> dict[str, str]:
         assert self._remote is not None
         assert self._address is not None
@@ -364,7 +376,9 @@ class LeafnodeConnection(asyncio.Protocol):
         self, account: str, imports: dict[str, list[str]] | None, exports: dict[str, list[str]] | None
     ) -> bytes:
         nonce = "" if account else self._nonce
-        return self._listener.make_info(self.session.cid, self.client_ip, nonce, account, imports, exports)
+        return self._listener.make_info(
+            self.session.cid, self.client_ip, nonce, account, imports, exports, self._compression.offer
+        )
 
     def may_subscribe(self, count: int) -> bool:
         return self._remote is not None or self._listener.may_subscribe(self.session, count)

@@ -228,10 +228,10 @@ class LeafnodeListener:
         account: str,
         imports: dict[str, list[str]] | None,
         exports: dict[str, list[str]] | None,
+        compression: str,
     ) -> bytes:
         """Return the INFO line for a server that dials in, before and after authentication."""
         options = self.options
-        required = self._authenticator is not None or options.auth_required
         fields: dict[str, Any] = {
             "server_id": self.local_info.server_id,
             "server_name": self.local_info.name,
@@ -241,7 +241,7 @@ class LeafnodeListener:
             "host": self.host,
             "port": self.port,
             "headers": True,
-            "auth_required": required,
+            "auth_required": self._authenticator is not None or options.auth_required,
             "tls_required": self.tls is not None,
             "tls_verify": self.leafnode_options.tls is not None and self.leafnode_options.tls.verify,
             "max_payload": options.max_payload,
@@ -257,10 +257,10 @@ class LeafnodeListener:
             "remote_account": account,
             "import": imports,
             "export": exports,
+            "compression": compression,
             "api_lvl": API_LEVEL if options.jetstream else 0,
         }
-        non_empty = {key: value for key, value in fields.items() if value or key == "leafnode_urls"}
-        return server_lines.encode_info(non_empty)
+        return server_lines.encode_info({k: v for k, v in fields.items() if v or k == "leafnode_urls"})
 
     def _get_advertised_urls(self) -> list[str]:
         """Return other addresses to dial; a wildcard address is not one that others could dial."""
@@ -288,7 +288,7 @@ def _make_leafz_entry(connection: LeafnodeConnection) -> dict[str, Any]:
         "subscriptions_list": sorted(
             subject.decode("utf-8", "replace") for subject in session.received_interest.iter_subjects()
         ),
-        "compression": "off",
+        "compression": connection.compression,
     }
 
 

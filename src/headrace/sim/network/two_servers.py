@@ -70,6 +70,7 @@ class LeafnodeEnd:
     """
 
     client_ip = "sim"
+    compression = "off"
 
     def __init__(
         self, broker: SimBroker, leafnodes: LeafnodeSet, *, solicited: bool, should_lose: LossRule | None
@@ -106,6 +107,12 @@ class LeafnodeEnd:
     def start_tls(self, *, requested: bool) -> None:
         """Continue without TLS, which is never used here."""
         self.session.send_connect()
+
+    def negotiate_compression(self, offered: str) -> bool:
+        return False
+
+    def on_pong(self) -> None:
+        """Do nothing."""
 
     def credentials(self, nonce: str) -> dict[str, str]:
         return {}
