@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.code_probes import sometimes
 from headrace.storage.compressed_block import FEATURE
 from headrace.storage.log.file_log import FileLog
 from headrace.storage.log.log import StreamLog
@@ -46,5 +45,4 @@ class BlockCompression:
         """Handle the end of the checkpoint: one that found no space is requested again after the next one."""
         self._is_requested = False
         if error is None:
-            sometimes("the root names the feature of compressed blocks")
             self._store.log_context.may_compress = True
