@@ -66,6 +66,26 @@ def test_the_rows_are_those_of_the_folder(large: Broker, span: dict[str, str]) -
     assert table(large, "L", path=large.web, **options).equals(expected)
 
 
+def test_compressed_segments_are_read_from_the_folder_and_over_http(ours: Broker, name: str) -> None:
+    ours.create(name, compression="s2")
+    payloads: list[bytes] = []
+
+    def publish_until_compressed() -> bool:
+        """The first blocks may be plain, until the root names the feature."""
+        more = [b'{"order":%d,"note":"%s"}' % (len(payloads) + n, b"-" * 100) for n in range(2_000)]
+        ours.publish(name, [(f"{name}.a", b"", payload) for payload in more])
+        payloads.extend(more)
+        segments = Path(ours.path).glob("**/streams/*/*.seg")
+        return any(b"HRs2" in path.read_bytes() for path in segments)
+
+    eventually(publish_until_compressed)
+    end = len(payloads) - 100
+    for path in (ours.path, ours.web):
+        found = table(ours, name, "seq,data", path=path, starting="100", ending=str(end))
+        assert found["seq"].to_pylist() == list(range(100, end))
+        assert found["data"].to_pylist() == payloads[99 : end - 1]
+
+
 def test_only_the_blocks_that_a_range_touches_are_fetched(
     large: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
