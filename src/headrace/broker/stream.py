@@ -113,7 +113,7 @@ class Stream:
             self.atomic_batches.clear()
         if not config.allow_batched:
             self.fast_ingest.clear()
-        jetstream.store.set_compression(self.log, config.compression == "s2")
+        self.log.set_compression(config.compression == "s2")
         self.update_fast_path()
         self.fast_path.sends_acks = not config.no_ack
         self.fast_path.calls_after_append = bool(config.max_age or config.max_msgs_per_subject > 0)

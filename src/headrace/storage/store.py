@@ -20,12 +20,12 @@ from headrace.storage.frame_builder import FrameBuilder, SealedFrame
 from headrace.storage.io.disk import Disk, OutOfSpace
 from headrace.storage.journal.frame_submit import FrameSubmission
 from headrace.storage.journal.journal_writer import Journal
+from headrace.storage.log.block_compression import BlockCompression
 from headrace.storage.log.file_log import FileLog
 from headrace.storage.log.log import StreamLog
 from headrace.storage.log.log_context import LargeWrite, LogContext
 from headrace.storage.log.memory_log import MemoryLog
 from headrace.storage.maintenance.compaction import Compactor
-from headrace.storage.maintenance.compression import BlockCompression
 from headrace.storage.maintenance.flush import SegmentFlusher
 from headrace.storage.maintenance.gc import FileGarbageCollector
 from headrace.storage.metadata_store import MetadataStore
@@ -68,7 +68,6 @@ class Store:
         self.frame_builder = FrameBuilder(
             self.log_context, self.metadata, self.journal, self.file_gc, self.checkpointer
         )
-        self._compression = BlockCompression(self)
         self._in_flight_bytes = 0
         self._closed = False
         #: False if there was no space for a checkpoint on closing: the journal has what the last one lacks.
@@ -85,6 +84,7 @@ class Store:
             compactor=self.compactor,
             space=self.space,
             report=self._report,
+            compression=BlockCompression(self.checkpointer.require),
         )
 
     def set_observer(self, observer: StoreObserver) -> None:
@@ -136,18 +136,15 @@ class Store:
         if name in self.logs:
             raise StoreError(f"stream {name} already exists")
         ident, self.next_ident = self.next_ident, self.next_ident + 1
+        log: StreamLog
         if memory:
-            log: StreamLog = MemoryLog(self.open_frame, ident, name, self.options, first_seq)
+            log = MemoryLog(self.open_frame, ident, name, self.options, first_seq)
         else:
             log = FileLog(self.log_context, ident, name, first_seq)
             self.frame_builder.add_create(ident, name, first_seq)
         log.mark_dirty()
         self.logs[name] = log
         return log
-
-    def set_compression(self, log: StreamLog, enabled: bool) -> None:
-        """Compress new blocks of a stream, or stop that."""
-        self._compression.configure(log, enabled)
 
     def delete(self, log: StreamLog) -> None:
         """Delete a stream and all its messages with the open frame."""
@@ -263,7 +260,6 @@ class Store:
             self.file_gc.collect(mark)
             self.checkpointer.mark_durable(mark)
             self.checkpoint_trigger.on_marked()
-            self._compression.request_feature()
         self.file_gc.release()
         if self.full:
             self.update_space()

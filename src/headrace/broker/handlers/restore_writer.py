@@ -136,7 +136,7 @@ class RestoreWriter:
         self._log = self._store.create(
             config.name, memory=config.storage == "memory", first_seq=max(state.first_seq, 1)
         )
-        self._store.set_compression(self._log, config.compression == "s2")
+        self._log.set_compression(config.compression == "s2")
         self._state = state
         self._last_seq = self._log.last_seq
         if config.storage != "memory":

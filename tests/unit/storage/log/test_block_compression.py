@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.sim import Fault, SimDisk
-from headrace.storage import FileDisk, Store, StoreOptions, StreamLog
+from headrace.storage import FileDisk, Store, StoreOptions, StreamLog, open_store
 from headrace.storage.compressed_block import FEATURE
 from headrace.storage.fsck.accept_loss import accept_data_loss
 from headrace.storage.fsck.check import check
@@ -20,8 +20,8 @@ from support.small_store import TINY, Ticking, commit
 SMALL = replace(TINY, compress_min_saving=64)
 
 
-def open_store(root: Path, options: StoreOptions = SMALL) -> Store:
-    return Store.open(FileDisk(root), Ticking(), options)
+def open_small(root: Path, options: StoreOptions = SMALL) -> Store:
+    return open_store(FileDisk(root), Ticking(), options)
 
 
 def payload(number: int) -> bytes:
@@ -42,7 +42,7 @@ def fill(store: Store, log: StreamLog, count: int) -> None:
 
 def compressed_log(store: Store, name: str = "S") -> StreamLog:
     log = store.create(name)
-    store.set_compression(log, True)
+    log.set_compression(True)
     commit(store)
     store.disk.drain()
     commit(store) if store.dirty else store.write_mark()
@@ -74,7 +74,7 @@ def test_compressed_blocks_take_less_space_in_a_file_of_the_same_size(tmp_path: 
     sizes, ends = [], []
     for kind in ("none", "s2"):
         options = StoreOptions(headroom_bytes=0, journal_bytes=1 << 20)
-        store = open_store(tmp_path / kind, options)
+        store = open_small(tmp_path / kind, options)
         log = compressed_log(store) if kind == "s2" else store.create("S")
         fill(store, log, 20_000)
         assert content(log) == expected(20_000)
@@ -87,40 +87,40 @@ def test_compressed_blocks_take_less_space_in_a_file_of_the_same_size(tmp_path: 
 
 
 def test_only_a_compressed_stream_needs_the_feature(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small(tmp_path)
     fill(store, store.create("plain"), 100)
     assert FEATURE not in store.checkpointer.features
     memory = store.create("memory", memory=True)
-    store.set_compression(memory, True)
+    memory.set_compression(True)
     assert FEATURE not in store.checkpointer.features
     log = store.create("S")
-    store.set_compression(log, True)
-    assert not store.log_context.may_compress  # until the root that names it is durable
+    log.set_compression(True)
+    assert not store.log_context.compression.is_ready  # until the root that names it is durable
     fill(store, log, 200)
-    assert store.log_context.may_compress
+    assert store.log_context.compression.is_ready
     store.close()
     store.disk.close()
     assert check(str(tmp_path)).features == [FEATURE]
 
 
 def test_switching_applies_to_new_blocks_only(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small(tmp_path)
     log = compressed_log(store)
     fill(store, log, 100)
     squeezed, plain = count_blocks(tmp_path)
     assert squeezed > 5
     assert plain <= 1
-    store.set_compression(log, False)
+    log.set_compression(False)
     fill(store, log, 100)
     assert count_blocks(tmp_path)[0] <= squeezed + 1
     assert count_blocks(tmp_path)[1] > plain + 5
-    store.set_compression(log, True)
+    log.set_compression(True)
     fill(store, log, 100)
     assert count_blocks(tmp_path)[0] > squeezed + 5
     assert content(log) == expected(300)
     store.close()
     store.disk.close()
-    again = open_store(tmp_path)
+    again = open_small(tmp_path)
     assert content(again.logs["S"]) == expected(300)
     fill(again, again.logs["S"], 100)  # its section says that it is compressed
     assert count_blocks(tmp_path)[0] > 2 * squeezed
@@ -131,12 +131,12 @@ def test_switching_applies_to_new_blocks_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("caches", [True, False])
 def test_every_reader_sees_the_messages(tmp_path: Path, caches: bool) -> None:
-    store = open_store(tmp_path)
+    store = open_small(tmp_path)
     log = compressed_log(store)
     fill(store, log, 150)
-    store.set_compression(log, False)  # some segments have blocks of both kinds
+    log.set_compression(False)  # some segments have blocks of both kinds
     fill(store, log, 30)
-    store.set_compression(log, True)
+    log.set_compression(True)
     fill(store, log, 120)
     pin = create_pin(store, log, 60.0, 1)
     fill(store, log, 50)
@@ -158,13 +158,13 @@ def test_every_reader_sees_the_messages(tmp_path: Path, caches: bool) -> None:
     if not caches:
         for path in tmp_path.glob("streams/*/*.col"):
             path.unlink()
-    again = open_store(tmp_path)
+    again = open_small(tmp_path)
     assert content(again.logs["S"]) == expected(350)
     again.disk.close()
 
 
 def test_damage_in_a_compressed_block_is_confined_and_can_be_accepted(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small(tmp_path)
     log = compressed_log(store)
     fill(store, log, 200)
     store.close()
@@ -180,33 +180,33 @@ def test_damage_in_a_compressed_block_is_confined_and_can_be_accepted(tmp_path: 
     assert 0 < len(lost) <= 20
     accept_data_loss(str(tmp_path), findings)
     assert check(str(tmp_path)).clean
-    again = open_store(tmp_path)
+    again = open_small(tmp_path)
     assert content(again.logs["S"]) == {seq: body for seq, body in expected(200).items() if seq not in lost}
     again.disk.close()
 
 
 def test_the_feature_is_requested_again_after_a_full_disk() -> None:
     disk = SimDisk()
-    store = Store.open(disk, Ticking(), SMALL)
+    store = open_store(disk, Ticking(), SMALL)
     log = store.create("S")
     commit(store)
     disk.faults.add(Fault(errno.ENOSPC, kinds=("create",), path="checkpoints", sticky=True))
-    store.set_compression(log, True)
+    log.set_compression(True)
     commit(store) if store.dirty else disk.drain()
     disk.drain()
-    assert not store.log_context.may_compress
+    assert not store.log_context.compression.is_ready
     disk.faults.clear()
     store.checkpoint()
     for number in range(200):
         log.append(b"s", b"", payload(number), 1)
         commit(store)
         disk.drain()
-    assert store.log_context.may_compress
+    assert store.log_context.compression.is_ready
     assert content(log) == expected(200)
 
 
 def test_large_messages_are_compressed_up_to_a_limit(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = open_small(tmp_path)
     log = compressed_log(store)
     bodies = [b"ab" * 3_000, b"cd" * 300_000, bytes(range(256)) * 8_000]
     for body in bodies:
@@ -216,6 +216,6 @@ def test_large_messages_are_compressed_up_to_a_limit(tmp_path: Path) -> None:
     assert count_blocks(tmp_path)[0] >= 2
     store.close()
     store.disk.close()
-    again = open_store(tmp_path)
+    again = open_small(tmp_path)
     assert list(content(again.logs["S"]).values()) == bodies
     again.disk.close()
