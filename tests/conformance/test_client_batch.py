@@ -159,6 +159,43 @@ class TestAbandon:
             await batch.abandon()
 
 
+class TestRejectedBatches:
+    """The server has dropped a batch that it rejected; nothing more is sent about it, and there is no advisory."""
+
+    async def first_advisory(self, js: JetStream, stream: str, gone: Any) -> str:
+        """Abandon a batch by a gap; return the batch that the first advisory is about."""
+        for position in ("1", "5"):
+            headers = {"Nats-Batch-Id": "gap", "Nats-Batch-Sequence": position}
+            await js.connection.request(f"{stream}.a", b"x", headers=headers, timeout=30)
+        found: str = json.loads((await gone.next_msg(timeout=30)).data)["batch"]
+        return found
+
+    @pytest.mark.parametrize("large", [False, True])
+    async def test_at_its_commit(self, js: JetStream, stream: str, large: bool) -> None:
+        gone = await js.connection.subscribe(f"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.{stream}")
+        messages = [
+            Message(f"{stream}.a", b"x", expect_last_sequence=77),
+            Message(f"{stream}.b", b"x" * (200_000 if large else 1)),
+        ]
+        with pytest.raises(errors.WrongLastSequence):
+            await js.publish_batch(messages)
+        assert await self.first_advisory(js, stream, gone) == "gap"
+
+    async def test_at_its_first_message(self, js: JetStream, stream: str) -> None:
+        gone = await js.connection.subscribe(f"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.{stream}")
+        opened = [js.batch() for _ in range(50)]
+        for batch in opened:
+            await batch.publish(f"{stream}.a", b"x")
+            await batch.publish(f"{stream}.a", b"x")
+        refused = js.batch()
+        await refused.publish(f"{stream}.a", b"x")
+        with pytest.raises(errors.TooManyBatches):
+            await refused.publish(f"{stream}.a", b"x")
+        for batch in [refused, *opened]:
+            await batch.abandon()
+        assert await self.first_advisory(js, stream, gone) == "gap"
+
+
 @pytest.mark.slow
 class TestInterruptions:
     async def test_a_pause_that_is_too_long(

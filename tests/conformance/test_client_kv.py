@@ -146,6 +146,48 @@ class TestBuckets:
         with pytest.raises(errors.KeyNotFound):
             await kv.get("a")
 
+    async def test_ttls_through_a_mirror(self, js: JetStream, make: Make, name: str) -> None:
+        """The origin gets the writes, so its settings count."""
+        origin = await make(f"{name}o", limit_markers="1h")
+        mirror = await make(mirror=f"{name}o")
+        assert await mirror.create("a", b"1", ttl="1h") == 1
+        assert await mirror.purge("a", ttl="1h")
+        entry = await origin.last("a")
+        assert entry
+        assert (entry.revision, entry.operation) == (2, Operation.PURGE)
+        await make(f"{name}p")
+        other = await make(f"{name}q", mirror=f"{name}p")
+        with pytest.raises(errors.TTLDisabled):
+            await other.create("a", b"1", ttl="1h")
+
+    async def test_several_keys_through_a_mirror(self, js: JetStream, make: Make, name: str) -> None:
+        await make(f"{name}o", allow_atomic=True)
+        mirror = await make(mirror=f"{name}o")
+        assert await mirror.put_many({"a": b"1", "b": b"2"}) == {"a": 1, "b": 2}
+
+    @pytest.mark.parametrize("several", [False, True])
+    async def test_a_marker_that_ends_while_a_key_is_created(
+        self, js: JetStream, make: Make, name: str, several: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kv = await make(history=2, allow_atomic=True)
+        await kv.put("a", b"1")
+        await kv.delete("a")
+        last, ended = kv.last, []
+
+        async def end_after_look(key: str, *arguments: Any, **options: Any) -> Any:
+            entry = await last(key, *arguments, **options)
+            if not ended:
+                ended.append(key)
+                await js.purge_stream(f"KV_{name}", subject=f"$KV.{name}.a")
+            return entry
+
+        monkeypatch.setattr(kv, "last", end_after_look)
+        revision = (await kv.create_many({"a": b"2"}))["a"] if several else await kv.create("a", b"2")
+        assert revision == 3
+        assert ended
+        with pytest.raises(errors.KeyExists):
+            await kv.create("a", b"3")
+
     async def test_mirrors_and_sources(self, js: JetStream, make: Make, name: str) -> None:
         """A mirror is read at home and written at its origin; a source's keys become keys of the bucket."""
         origin = await make(f"{name}o")

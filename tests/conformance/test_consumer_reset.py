@@ -99,6 +99,23 @@ class TestToTheFloor:
         ten.reset("P")
         assert seqs_of(ten.fetch("P", 3)) == [9, 10, 11]
 
+    @pytest.mark.ours_only("A reset of last-per-subject delivers only messages that were last")
+    @pytest.mark.parametrize("acked", [0, 1, 2])
+    def test_messages_that_were_never_last_stay_out(self, reading: Make, acked: int) -> None:
+        """The initial set was delivered completely, and new messages after it."""
+        stream = reading()
+        stream.fill(5, "s.a", "s.b", "s.b", "s.c", "s.c")
+        stream.made("P", deliver_policy="last_per_subject", filter_subject=stream.subject("s.*"))
+        first = stream.fetch("P", 3)
+        assert seqs_of(first) == [1, 3, 5]
+        for message in first[:acked]:
+            stream.confirm(message)
+        stream.fill(2, "s.b")
+        assert seqs_of(stream.fetch("P", 2)) == [6, 7]
+        for _ in range(2):
+            assert stream.reset("P")["num_pending"] == 5 - acked
+            assert seqs_of(stream.fetch("P", 5 - acked)) == [1, 3, 5, 6, 7][acked:]
+
     def test_messages_given_up_are_behind_the_floor(self, ten: Reading) -> None:
         ten.made("P", max_deliver=1, ack_wait=100 * MS)
         ten.fetch("P", 2)

@@ -295,7 +295,7 @@ class TestTtlHeader:
         assert client.store(f"{name}.a", "x", {"Nats-TTL": value})["seq"] == 1
 
     @pytest.mark.ours_only("A zero TTL is ignored")
-    @pytest.mark.parametrize("value", ["0", "0s"])
+    @pytest.mark.parametrize("value", ["0", "0s", "00"])
     def test_a_zero_ttl_is_accepted(self, client: Client, make_stream: Make, name: str, value: str) -> None:
         make_stream(allow_msg_ttl=True)
         assert client.store(f"{name}.a", "x", {"Nats-TTL": value})["seq"] == 1

@@ -72,6 +72,25 @@ class TestUserManaged:
         }
         assert eventually(lambda: copying.info("M")["mirror"].get("error"))["err_code"] == 10214
 
+    @pytest.mark.ours_only("A source whose consumer delivers elsewhere reports an error")
+    @pytest.mark.parametrize("mirror", [False, True], ids=["source", "mirror"])
+    def test_another_deliver_subject_is_an_error(self, copying: Copying, mirror: bool) -> None:
+        copying.made("O")
+        copying.put("O", "a")
+        copying.consumer("O", "D", deliver_subject=f"OTHER.{copying.name}")
+        copying.made("A", **({"mirror": entry(copying)} if mirror else {"sources": [entry(copying)]}))
+
+        def error() -> dict[str, Any] | None:
+            info = copying.info("A")
+            found: dict[str, Any] | None = (info["mirror"] if mirror else info["sources"][0]).get("error")
+            return found
+
+        shown = eventually(error)
+        assert shown["err_code"] == (10213 if mirror else 10215)
+        assert f"OTHER.{copying.name}" in shown["description"]
+        copying.consumer("O", "D", deliver_subject=f"D.{copying.name}")
+        copying.until("A", 1, 40)
+
     def test_a_consumer_that_comes_later(self, copying: Copying) -> None:
         copying.made("O")
         copying.put("O", "a", "b")

@@ -132,6 +132,13 @@ class TestHeader:
         assert publish(client, f"{name}.a", f"Nats-TTL: {value}")["error"] == error
         assert publish(client, f"{name}.a", "Nats-TTL: ")["seq"] == 1
 
+    @pytest.mark.ours_only("A zero TTL is ignored")
+    def test_a_stream_without_ttl_rejects_every_zero(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
+        make_stream()
+        assert publish(client, f"{name}.a", "Nats-TTL: 00")["error"] == INVALID
+
     def test_its_place_among_the_checks(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream()
         client.store(f"{name}.a")

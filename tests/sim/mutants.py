@@ -11,8 +11,22 @@ from headrace.broker.commit.group_commit import GroupCommit
 from headrace.broker.consumers import ack_state, consumer, consumer_set, interest_sweep
 from headrace.broker.consumers.retention_interest import still_needed_mask
 from headrace.broker.routing import permissions
-from headrace.broker.sourcing import upstream_receiver
-from headrace.broker.streams import atomic_batch, counters, fast_ingest, retention, schedules, ttl
+from headrace.broker.sourcing import (
+    copy_writer,
+    handover,
+    source_writer,
+    upstream_consumer,
+    upstream_receiver,
+)
+from headrace.broker.streams import (
+    atomic_batch,
+    atomic_commit_checks,
+    counters,
+    fast_ingest,
+    retention,
+    schedules,
+    ttl,
+)
 from headrace.broker.streams.dedup import StreamDedupWindow
 from headrace.protocol import subjects
 from support.mutation import Mutant, Patch, main
@@ -22,6 +36,8 @@ from unit.broker.routing.test_permission_model import (
 )
 
 from .run_simulations import make_simulation, run
+from .test_marker_expectations import test_a_batch_sees_the_marker_of_its_own_commit
+from .test_sourcing_ttl import TestFullStreams, TestSwitchedOnLater
 from .test_sourcing_two_servers import Copying, crash_in_mid_write
 
 SEEDS = 200
@@ -272,6 +288,69 @@ def a_fast_batch_told_before_it_is_durable(patch: Patch) -> None:
     patch(fast_ingest.FastIngestBatches, "_reply_after_commit", answer)
 
 
+def a_batch_overlooks_the_marker_of_its_commit(patch: Patch) -> None:
+    """The last sequence is read before expired messages are replaced by markers."""
+
+    def init(old: Any) -> Any:
+        def early(self: Any, stream: Any, members: Any) -> None:
+            last_seq = stream.log.last_seq
+            old(self, stream, members)
+            self._last_seq = last_seq
+
+        return early
+
+    patch(atomic_commit_checks.CommitCheck, "__init__", init)
+
+
+def handovers_forgotten_at_a_restart(patch: Patch) -> None:
+    patch(
+        handover.Handovers,
+        "__init__",
+        lambda old: lambda self, metadata, *arguments: old(self, None, *arguments),
+    )
+
+
+def consumer_limits_are_never_kept(patch: Patch) -> None:
+    patch(upstream_consumer, "_LIMIT_ERRORS", lambda old: ())
+
+
+def copied_again_through_a_consumer_with_a_filter(patch: Patch) -> None:
+    patch(source_writer.SourceWriter, "_is_copied", lambda old: lambda self, seq, subject: False)
+
+
+def never_forgotten_while_ttls_are_off(patch: Patch) -> None:
+    def parse(old: Any) -> Any:
+        def forget(self: Any, header_map: Any) -> int:
+            found = int(old(self, header_map))
+            return found if self._stream.config.allow_msg_ttl or found != ttl.TTL_EXEMPT else 0
+
+        return forget
+
+    patch(copy_writer.BaseCopyWriter, "_parse_ttl", parse)
+
+
+def a_sourced_batch_fills_a_stream_in_parts(patch: Patch) -> None:
+    patch(source_writer.SourceWriter, "_check_batch_capacity", lambda old: lambda self, messages: None)
+
+
+def batches_and_markers() -> Iterator[int]:
+    for config in ({}, {"discard": "new", "max_msgs": 100}):
+        test_a_batch_sees_the_marker_of_its_own_commit(config)
+        yield 1
+
+
+def ttls_switched_on() -> Iterator[int]:
+    for way in ("source", "mirror"):
+        TestSwitchedOnLater().test_never(way, False)
+        yield 1
+
+
+def batches_into_full_streams() -> Iterator[int]:
+    for restarted in (False, True):
+        TestFullStreams().test_it_waits_for_space({"max_msgs": 5}, restarted, True)
+        yield 1
+
+
 def permission_rules() -> Iterator[int]:
     """Every small set of rules against the plain model."""
     for judge in (
@@ -306,6 +385,12 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(schedules_forgotten_at_a_restart, (run_simulations(need="plan"),), True),
         Mutant(a_sum_that_begins_anew, (run_simulations(need="count"),), True),
         Mutant(a_fast_batch_told_before_it_is_durable, (run_simulations(need="stream"),)),
+        Mutant(a_batch_overlooks_the_marker_of_its_commit, (batches_and_markers,), True),
+        Mutant(handovers_forgotten_at_a_restart, (run_simulations(need="migrate"),), True),
+        Mutant(consumer_limits_are_never_kept, (run_simulations(need="migrate"),), True),
+        Mutant(copied_again_through_a_consumer_with_a_filter, (run_simulations(need="migrate"),), True),
+        Mutant(never_forgotten_while_ttls_are_off, (ttls_switched_on,), True),
+        Mutant(a_sourced_batch_fills_a_stream_in_parts, (batches_into_full_streams,), True),
         Mutant(a_denial_lost_for_queue_groups, (permission_rules,), True),
         Mutant(a_narrower_denial_not_withheld, (permission_rules,), True),
         Mutant(allowed_before_it_is_denied, (permission_rules,), True),

@@ -296,6 +296,24 @@ def test_what_has_expired_is_not_restored() -> None:
     assert box.jetstream.streams["R"].log.last_seq == 2
 
 
+def test_ttls_of_a_stream_without_ttls_are_restored_for_later() -> None:
+    """Copies may have them. They count once TTLs are enabled."""
+    texts, clock = ("1", "never", "x"), SimClock()
+    entries = [
+        message(seq, header=b"NATS/1.0\r\nNats-TTL: %s\r\n\r\n" % text.encode(), time_ns=clock.now_ns())
+        for seq, text in enumerate(texts, 1)
+    ]
+    config = {"max_age": 1000 * SECOND}
+    answer, box = restored([state(last_seq=3), *entries], **config)
+    assert answer["state"]["messages"] == 3
+    client = box.client()
+    assert "error" not in client.api("STREAM.UPDATE.R", {"name": "R", **config, "allow_msg_ttl": True})
+    box.advance(2 * SECOND)
+    assert [row[2].split()[2] for row in rows(box, "R")] == [b"never", b"x"]
+    box.advance(2000 * SECOND)
+    assert [row[2].split()[2] for row in rows(box, "R")] == [b"never"]
+
+
 def test_a_start_with_the_last_of_each_subject_goes_on() -> None:
     """The format of nats-server's consumer records cannot express this."""
     box = start()

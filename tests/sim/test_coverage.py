@@ -9,7 +9,34 @@ from .coverage_marks import calls, names, taken
 from .run_simulations import run, run_store
 
 #: Found by `python -m tests.sim.run_simulations --cover 700`: together they hit every probe, most of them twice.
-SEEDS = [0, 6, 58, 119, 146, 225, 228, 245, 247, 258, 294, 441, 472, 567]
+SEEDS = [
+    0,
+    6,
+    10,
+    18,
+    42,
+    50,
+    58,
+    66,
+    73,
+    106,
+    119,
+    141,
+    146,
+    156,
+    184,
+    225,
+    228,
+    238,
+    245,
+    247,
+    258,
+    294,
+    441,
+    472,
+    521,
+    567,
+]
 STORE_SEEDS = [2, 21]
 #: A change of the broker changes what a seed does; so many more seeds are tried before a probe counts as unreachable.
 FURTHER = range(700)

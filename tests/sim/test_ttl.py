@@ -289,3 +289,27 @@ def test_a_sweep_comes_in_slices() -> None:
     assert 0 < log.last_seq - 5_000 <= 1_024
     broker.advance(SECOND)
     assert log.last_seq == 10_000
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("marker_ttl_s", [0, 60])
+def test_a_message_dated_ahead_does_not_hold_up_others(marker_ttl_s: int, restarted: bool) -> None:
+    broker = start()
+    markers = {"subject_delete_marker_ttl": marker_ttl_s * SECOND} if marker_ttl_s else {}
+    create(broker, max_age=10 * SECOND, **markers)
+    broker.publish("s.ahead", b"x")
+    broker.run_until_idle()
+    broker.clock._now_ns -= 3600 * SECOND
+    for number in range(5):
+        broker.publish(f"s.{number}", b"x")
+    broker.run_until_idle()
+    if restarted:
+        broker = start(broker.disk.kill(), broker.clock)
+    broker.advance(11 * SECOND)
+    log = broker.jetstream.streams["S"].log
+    assert log.messages == 1 + (5 if marker_ttl_s else 0)
+    assert log.last_seq == 6 + (5 if marker_ttl_s else 0)
+    broker.advance(100 * SECOND)
+    assert list(state(broker)["subjects"]) == ["s.ahead"]
+    broker.advance(3700 * SECOND)
+    assert state(broker)["messages"] == 0

@@ -36,8 +36,6 @@ from headrace.broker.jetstream_settings import JetStreamSettings
 from headrace.broker.routing.router import SubjectRouter
 from headrace.broker.stream import Stream
 from headrace.broker.stream_registry import StreamRegistry
-from headrace.broker.streams.atomic_batch import AtomicBatchBudget
-from headrace.broker.streams.fast_ingest import FastIngestBudget
 from headrace.broker.timers import Timers
 from headrace.clock import Clock
 from headrace.storage import Store
@@ -80,8 +78,8 @@ class AccountJetStream:
         self.disk_backpressure = DiskBackpressure(store, timers)
         self.advisories = Advisories(self)
         self.event_history = EventHistory()
-        self.batch_budget = AtomicBatchBudget(settings.batch_limits)
-        self.fast_ingest_budget = FastIngestBudget(settings.fast_ingest_limits)
+        self.batch_budget = settings.batch_budget
+        self.fast_ingest_budget = settings.fast_ingest_budget
         self.streams: dict[str, Stream] = {}
         #: The replicator that reads through each durable consumer (subject of the upstream API, name): one at a time.
         self.copiers: dict[tuple[bytes, str], Replicator] = {}
@@ -98,6 +96,16 @@ class AccountJetStream:
         self.registry = StreamRegistry(self, self.streams, self.restores)
         self._discard_unfinished_restores()
         self.registry.recover()
+
+    @property
+    def open_batches(self) -> int:
+        """How many atomic batches are open in this account."""
+        return sum(len(stream.atomic_batches) for stream in self.streams.values())
+
+    @property
+    def batch_bytes(self) -> int:
+        """How many bytes the open atomic batches of this account have staged."""
+        return sum(stream.atomic_batches.staged_bytes for stream in self.streams.values())
 
     @property
     def is_quiescent(self) -> bool:

@@ -14,6 +14,7 @@ from headrace.broker.account_context import StreamJetStream
 from headrace.broker.consumers.consumer_storage import decode_kept
 from headrace.broker.handlers.direct_get import DirectGetSubscriptions
 from headrace.broker.metadata_compaction import MetadataCompaction
+from headrace.broker.sourcing.handover import make_key as handover_key
 from headrace.broker.sourcing.source_positions import make_key as origins_key
 from headrace.broker.stream import Stream
 from headrace.broker.streams.stream_metadata import StreamRecord, config_key, dedup_key
@@ -119,7 +120,7 @@ class StreamRegistry:
         self._quota.on_stream_added_or_removed()
         jetstream.event_history.drop_stream(stream.name)
         ident = stream.log.ident
-        for key in (config_key(ident), dedup_key(ident), origins_key(ident)):
+        for key in (config_key(ident), dedup_key(ident), origins_key(ident), handover_key(ident)):
             self._metadata.delete(key)
         self._store.delete(stream.log)
         jetstream.group_commit.schedule()
@@ -161,6 +162,8 @@ class StreamRegistry:
             self._unsubscribe(stream)
             stream.sourcing.stop()
             stream.retention.stop()
+            stream.atomic_batches.clear()
+            stream.fast_ingest.clear()
             if stream.schedules is not None:
                 stream.schedules.stop()
 

@@ -56,6 +56,8 @@ _HEADERS_BY_ERR_CODE: dict[int, frozenset[str]] = {
 _CHECKED_HEADERS = frozenset().union(*_HEADERS_BY_ERR_CODE.values())
 #: Errors of the acknowledged message itself, whatever the batch: too large, stream sealed, stream without batches.
 _SINGLE_MESSAGE_ERRORS = {10054, 10109, 10174}
+#: Errors after which the server keeps an open batch: too large a message, stream sealed, no resources left.
+_BATCH_STAYS_ERRORS = {10002, 10023, 10054, 10109}
 
 
 @dataclass
@@ -121,6 +123,7 @@ class Batch:
         self._pending: _PendingMessage | None = None
         self._sent = 0
         self._first_subject = ""
+        self._is_open_on_server = True  # until the server rejects it; irrelevant before the first message
         self._pending_acks: dict[Member, PendingAck] = {}
         self._checked_members: list[tuple[Member, dict[str, str]]] = []
 
@@ -284,7 +287,7 @@ class Batch:
             try:
                 stored = await pending_ack.wait(self._timeout_s)
             except JetStreamError as error:
-                self._attribute_error(error, member)
+                self._on_rejected(error, member)
                 raise
             finally:
                 self._js.reply_inbox.discard(pending_ack)
@@ -310,7 +313,7 @@ class Batch:
             await self._check_acks(
                 *[early_member for early_member, early_ack in self._pending_acks.items() if early_ack.done]
             )
-            self._attribute_error(error, member)
+            self._on_rejected(error, member)
             raise
         finally:
             self._js.reply_inbox.discard(commit_ack, *self._pending_acks.values())
@@ -318,10 +321,16 @@ class Batch:
 
     async def _abandon_on_server(self) -> None:
         self._js.reply_inbox.discard(*self._pending_acks.values())
-        if self._first_subject and not self._js.connection.is_closed:
+        if self._is_open_on_server and self._first_subject and not self._js.connection.is_closed:
             # A commit that is neither "1" nor "eob" makes servers drop the batch at once.
             headers = self._with_batch_headers(self._sent + 1, {m.BATCH_COMMIT: "abandon"})
             await self._js.connection.publish(self._first_subject, b"", headers=headers)
+
+    def _on_rejected(self, error: JetStreamError, member: Member) -> None:
+        """Handle an error that the server sent for a member."""
+        if error.err_code and (member.position == 1 or error.err_code not in _BATCH_STAYS_ERRORS):
+            self._is_open_on_server = False
+        self._attribute_error(error, member)
 
     def _attribute_error(self, error: JetStreamError, acked_member: Member) -> None:
         """Name the member that was rejected, or the candidates."""

@@ -58,6 +58,8 @@ class KeyValue(NatsKeyValue):
         super().__init__(bucket, stream, read_prefix, js, bool(info.config.allow_direct))
         self._js: JetStream = js
         self._write_prefix = write_prefix
+        #: Whether this is a copy of another bucket, which gets all writes.
+        self.is_mirror = bool(info.config.mirror)
         self._last_status = BucketStatus(info, bucket)
 
     @property
@@ -125,18 +127,18 @@ class KeyValue(NatsKeyValue):
         Raises `KeyExists`, or `TTLDisabled` if the bucket has no limit markers.
         """
         headers = await self._ttl_headers(ttl if ttl is not None else msg_ttl)
-        try:
-            return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: "0"}, validate_keys)
-        except WrongRevision as error:
-            entry = await self.last(key, from_leader=True)
-            if entry and not entry.deleted:
-                raise _make_key_exists(key, entry.revision, error) from error
-        # A tombstone or marker, if it still exists, is the last revision: the new value replaces it.
-        last = entry.revision if entry else 0
-        try:
-            return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: str(last)})
-        except WrongRevision as error:
-            raise _make_key_exists(key, None, error) from error
+        last = 0
+        for attempts_left in reversed(range(kv_batch.CREATE_ATTEMPTS)):
+            expected = {m.EXPECTED_SUBJECT_SEQUENCE: str(last)}
+            try:
+                return await self._write(key, value, headers | expected, validate_keys)
+            except WrongRevision as error:
+                entry = await self.last(key, from_leader=True)
+                if (entry and not entry.deleted) or not attempts_left:
+                    raise _make_key_exists(key, entry.revision if entry else None, error) from error
+            # A tombstone or marker is the last revision, and the new value replaces it. It may end at any moment.
+            last = entry.revision if entry else 0
+        raise AssertionError("the last attempt returns or raises")
 
     async def update(
         self, key: str, value: bytes, last: int | None = None, validate_keys: bool = True
@@ -292,6 +294,8 @@ class KeyValue(NatsKeyValue):
         if ttl is None:
             return {}
         headers = {m.TTL: format_ttl(ttl)}
+        if self.is_mirror:
+            return headers  # the upstream decides
         if not (await self.get_cached_status(required="allows_ttl")).allows_ttl:
             raise TTLDisabled.refuse(f"bucket {self._name!r} has no limit markers, so keys cannot have a TTL")
         return headers

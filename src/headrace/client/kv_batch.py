@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from headrace.client.key_value import KeyValue
 
 _CONCURRENT_READS = 64
+#: How often to try to create a key that has a tombstone or marker, which may end, or be replaced, at any moment.
+CREATE_ATTEMPTS = 5
 
 
 async def put_many(kv: KeyValue, values: Mapping[str, bytes]) -> dict[str, int]:
@@ -44,16 +46,16 @@ async def create_many(
             for key, value in values.items()
         ]
 
-    try:
-        return await _store(kv, messages({}), values)
-    except WrongLastSequence as error:
-        tombstones = await _find_tombstones(kv, values, error)
-    try:
-        return await _store(kv, messages(tombstones), values)
-    except WrongLastSequence as error:
-        raise await _make_wrong_revision(
-            kv, {key: tombstones.get(key, 0) for key in values}, error
-        ) from error
+    tombstones: dict[str, int] = {}
+    for attempts_left in reversed(range(CREATE_ATTEMPTS)):
+        try:
+            return await _store(kv, messages(tombstones), values)
+        except WrongLastSequence as error:
+            if not attempts_left:
+                expected = {key: tombstones.get(key, 0) for key in values}
+                raise await _make_wrong_revision(kv, expected, error) from error
+            tombstones = await _find_tombstones(kv, values, error)
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def _find_tombstones(kv: KeyValue, keys: Iterable[str], error: WrongLastSequence) -> dict[str, int]:
@@ -95,7 +97,8 @@ async def _get_last_entries(kv: KeyValue, keys: Iterable[str]) -> dict[str, Entr
 async def _store(kv: KeyValue, messages: list[Message], keys: Iterable[str]) -> dict[str, int]:
     if not messages:
         return {}
-    if not (await kv.get_cached_status(required="allows_atomic")).allows_atomic:
+    # The upstream of a mirror gets all writes, and decides itself.
+    if not kv.is_mirror and not (await kv.get_cached_status(required="allows_atomic")).allows_atomic:
         raise AtomicDisabled.refuse(f"bucket {kv.bucket!r} was created without allow_atomic")
     ack = await kv.js.publish_batch(messages)
     return {key: ack.first_seq + position for position, key in enumerate(keys)}

@@ -240,9 +240,9 @@ TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO, TTL_INVALID = "none", "seconds", "ne
 def parse_ttl(value: bytes) -> tuple[str, int]:
     """Parse a `Nats-TTL` value to (kind, seconds).
 
-    `none`: no TTL at all (empty, or digits that amount to nothing such as `00`); `seconds`: whole seconds, at least
-    one; `never`; `zero`: a zero duration, which the seed ignores where TTLs are enabled and nats-server rejects (10165)
-    where they are not; `invalid`: 10165, also for absurd values.
+    `none`: no TTL at all (empty); `seconds`: whole seconds, at least one; `never`; `zero`: a zero duration, `00` too,
+    which the seed ignores where TTLs are enabled and nats-server rejects (10165) where they are not; `invalid`: 10165,
+    also for absurd values.
     """
     return _parse_ttl(value) if len(value) <= _TTL_BYTES_MAX else (TTL_INVALID, 0)
 
@@ -272,4 +272,4 @@ def _parse_ttl_digits(value: bytes) -> tuple[str, int]:
     seconds = int(value)
     if seconds > 2**63 - 1:
         return TTL_INVALID, 0
-    return (TTL_SECONDS, seconds) if seconds else (TTL_NONE, 0)
+    return (TTL_SECONDS, seconds) if seconds else (TTL_ZERO, 0)

@@ -141,7 +141,7 @@ def _store_samples(accounts: list[Account]) -> Iterator[Sample]:
         store, labels = jetstream.store, (("account", account.display_name),)
         yield "api_requests_total", labels, jetstream.api_total
         yield "api_errors_total", labels, jetstream.api_errors
-        yield "batches_open", labels, jetstream.batch_budget.open_batches
+        yield "batches_open", labels, jetstream.open_batches
         yield "store_full", labels, int(store.full)
         yield "store_poisoned", labels, int(store.poisoned is not None)
         yield "store_damaged_places", labels, len(store.report().damage)

@@ -93,8 +93,8 @@ def _make_store(display_name: str, jetstream: AccountJetStream) -> dict[str, Any
         "poisoned": str(store.poisoned or ""),
         "damage": [str(damage) for damage in islice(report.damage, 20)],
         "offline": report.offline_streams,
-        "batches_open": jetstream.batch_budget.open_batches,
-        "batch_bytes": jetstream.batch_budget.bytes,
+        "batches_open": jetstream.open_batches,
+        "batch_bytes": jetstream.batch_bytes,
         "api_requests": jetstream.api_total,
         "api_errors": jetstream.api_errors,
     }

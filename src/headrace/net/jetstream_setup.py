@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,11 +20,11 @@ from headrace.broker.commit.server_quota import ServerQuota
 from headrace.broker.handlers.api_dispatch import DisabledApi
 from headrace.broker.jetstream import ENDPOINTS, AccountJetStream
 from headrace.broker.jetstream_settings import JetStreamSettings
-from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, BatchLimits
-from headrace.broker.streams.fast_ingest import FastIngestLimits
+from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, AtomicBatchBudget, BatchLimits
+from headrace.broker.streams.fast_ingest import FastIngestBudget, FastIngestLimits
 from headrace.config.options import AccountOptions, ServerOptions
 from headrace.errors import StoreError
-from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
+from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.net.logs import Logger
 from headrace.net.loop_watchdog import LoopWatchdog
 from headrace.net.offloop import OffloopThread
@@ -55,6 +55,28 @@ def find_stores(folder: Path) -> list[Path]:
     return [path for path in found if path.is_dir()] or [folder]
 
 
+@dataclass(frozen=True, slots=True)
+class SharedLimits:
+    """What the accounts of a server share: storage, open atomic batches, open fast-ingest batches."""
+
+    quota: ServerQuota
+    batches: AtomicBatchBudget
+    fast_ingest: FastIngestBudget
+
+    @classmethod
+    def make(cls, options: ServerOptions) -> SharedLimits:
+        """Make the limits that are configured."""
+        quota = ServerQuota(options.max_memory_store or -1, options.max_file_store or -1)
+        batches = BatchLimits(
+            per_stream=options.batch_max_inflight_per_stream,
+            per_server=options.batch_max_inflight_total,
+            messages=options.batch_max_msgs,
+            timeout_ns=int(options.batch_timeout_s * 1e9),
+        )
+        fast_ingest = FastIngestBudget(_make_fast_ingest_limits(options))
+        return cls(quota, AtomicBatchBudget(batches), fast_ingest)
+
+
 class JetStreamSetup:
     """Opens JetStream for the accounts that may have it; requests of the others get an error."""
 
@@ -72,7 +94,7 @@ class JetStreamSetup:
         self._server_name = server_name
         self._log = log
         self._watchdog = watchdog
-        self._server_quota = ServerQuota(options.max_memory_store or -1, options.max_file_store or -1)
+        self._shared_limits = SharedLimits.make(options)
         self._disabled_apis: dict[str, DisabledApi] = {}
 
     def apply(self, options: ServerOptions, account_configs: Mapping[str, AccountOptions]) -> None:
@@ -105,7 +127,7 @@ class JetStreamSetup:
                 self._log,
                 self._watchdog,
                 limits,
-                self._server_quota,
+                self._shared_limits,
             )
         elif account.jetstream.quota.limits != limits:
             account.jetstream.quota.set_limits(limits)
@@ -162,8 +184,8 @@ def open_jetstream(
     server_name: str,
     log: Logger,
     watchdog: LoopWatchdog,
-    limits: JetStreamLimits = NO_LIMITS,
-    server_quota: ServerQuota | None = None,
+    limits: JetStreamLimits,
+    shared_limits: SharedLimits,
 ) -> AccountJetStream:
     """Recover the store and open its streams; messages that expired while the server was down are removed on return."""
     loop = asyncio.get_running_loop()
@@ -173,7 +195,7 @@ def open_jetstream(
         with name_folder_in_errors(path):
             store = open_store(disk, timers.clock)
             jetstream = _make_jetstream(
-                options, account, store, timers, server_name, watchdog, limits, server_quota
+                options, account, store, timers, server_name, watchdog, limits, shared_limits
             )
     except BaseException:
         disk.close()  # releases the lock, so that this process can try again
@@ -197,7 +219,7 @@ def _make_jetstream(
     server_name: str,
     watchdog: LoopWatchdog,
     limits: JetStreamLimits,
-    room: ServerQuota | None,
+    shared_limits: SharedLimits,
 ) -> AccountJetStream:
     return AccountJetStream(
         account.router,
@@ -214,13 +236,8 @@ def _make_jetstream(
             limits=limits,
             run_operation=watchdog.run_operation,
             run_off_loop=OffloopThread(asyncio.get_running_loop()).run,
-            batch_limits=BatchLimits(
-                per_stream=options.batch_max_inflight_per_stream,
-                per_server=options.batch_max_inflight_total,
-                messages=options.batch_max_msgs,
-                timeout_ns=int(options.batch_timeout_s * 1e9),
-            ),
-            fast_ingest_limits=_make_fast_ingest_limits(options),
+            batch_budget=shared_limits.batches,
+            fast_ingest_budget=shared_limits.fast_ingest,
         ),
-        room,
+        shared_limits.quota,
     )

@@ -18,7 +18,7 @@ from headrace.broker import SubjectRouter, Timers
 from headrace.broker.consumers.flow_control import START_BYTES
 from headrace.broker.jetstream import AccountJetStream
 from headrace.broker.jetstream_settings import JetStreamSettings
-from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, BatchLimits
+from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, AtomicBatchBudget, BatchLimits
 from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
 from headrace.protocol import headers
 from headrace.sim.clock import SimClock
@@ -99,7 +99,7 @@ class SimBroker:
                 name,
                 domain=domain,
                 limits=server_limits.account,
-                batch_limits=server_limits.batches,
+                batch_budget=AtomicBatchBudget(server_limits.batches),
                 flow_bytes=server_limits.flow_bytes,
             ),
         )

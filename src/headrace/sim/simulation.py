@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from headrace.jetstream_api.times import parse_ttl
+from headrace.protocol import headers
 from headrace.sim.checkers.delivery_checker import DeliveryChecker
-from headrace.sim.checkers.history_checker import HistoryChecker, parse_ident
+from headrace.sim.checkers.history_checker import EXPIRY_SLACK_NS, HistoryChecker, parse_ident
 from headrace.sim.checkers.store_invariants import Violation, check_store
 from headrace.sim.clock import SECOND_NS
 from headrace.sim.network.sim_client import ANONYMOUS, SimClient
@@ -24,11 +26,13 @@ from headrace.sim.network.single_server import SingleServer
 from headrace.sim.network.two_servers import TwoServers
 from headrace.sim.sim_broker import SimBroker
 from headrace.sim.workloads.feature_actors import FEATURE_ACTORS
+from headrace.sim.workloads.migration_actors import MIGRATION_ACTORS
 from headrace.sim.workloads.permission_actors import ChurningStream, PermissionActors
 from headrace.sim.workloads.sim_config import (
     CHURNING_STREAM,
     CONSUMERS,
     INTEREST_STREAM,
+    MARKER_COPIES,
     RESTRICTED_USER,
     STREAMS,
     derive_options,
@@ -51,9 +55,8 @@ class Simulation:
         self.history_checker = HistoryChecker({name: rules for name, (rules, _) in STREAMS.items()})
         self.delivery_checker = DeliveryChecker(self.history_checker, self.rng)
         self.permission_actors, self.churning_stream = PermissionActors(), ChurningStream()
-        self.feature_actors = {
-            name: FEATURE_ACTORS[name]() for name in self.options.features if name in FEATURE_ACTORS
-        }
+        actors = FEATURE_ACTORS | MIGRATION_ACTORS
+        self.feature_actors = {name: actors[name]() for name in self.options.features if name in actors}
         kind = TwoServers if self.options.two_servers else SingleServer
         self.servers: TwoServers | SingleServer = kind(
             f"site {seed}", self.options.store, self.options.server_limits
@@ -103,8 +106,12 @@ class Simulation:
             durable = {"name": "D", "server_managed": True}
             source = {"name": "Q", "external": external, "consumer": durable}
             self.call(self.servers.remote, "STREAM.CREATE.S", name="S", sources=[source], allow_atomic=True)
+            for copy in MARKER_COPIES:
+                self.call(self.servers.remote, f"STREAM.CREATE.{copy['name']}", **copy)
             if self.options.lossy:
                 self.servers.should_lose = lambda *_: self.rng.random() < 0.1
+        for actor in self.feature_actors.values():
+            actor.set_up(self)
         self.connect_all()
 
     def _iter_consumers(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -279,6 +286,8 @@ class Simulation:
             for name in list(self.local.jetstream.streams[INTEREST_STREAM].consumers):
                 if name.startswith("passing"):
                     self.call(self.local, f"CONSUMER.DELETE.{INTEREST_STREAM}.{name}")
+        for actor in self.feature_actors.values():
+            actor.finish(self)
         for stream, name, _ in self._iter_consumers():
             self._drain_consumer(stream, name)
         self.advance(10 * SECOND_NS)
@@ -290,6 +299,7 @@ class Simulation:
         self.delivery_checker.check(self.local)
         if isinstance(self.servers, TwoServers):
             self._check_copies(self.servers.remote)
+            self._check_marker_copies(self.servers.remote)
         self._check_reopening()
 
     def _drain_consumer(self, stream: str, consumer: str) -> None:
@@ -330,6 +340,26 @@ class Simulation:
             left = self.local.jetstream.streams["Q"].log.messages
             raise Violation(f"C1: {lost[:9]} were not sourced, {left} are left in the upstream")
 
+    def _check_marker_copies(self, remote: SimBroker) -> None:
+        """Check the copies of a stream with delete markers: one has TTLs and markers of its own, one has none."""
+        for name in ("TC", "TN"):
+            copied = [ident for ident in _iter_idents(remote.jetstream.streams[name].log) if ident]
+            if len(set(copied)) != len(copied):
+                raise Violation(f"C2: {name} contains duplicates: {copied}")
+        log = remote.jetstream.streams["TC"].log
+        for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist():
+            message = log.get(seq)
+            ttl_s = parse_ttl(headers.get(message[2], b"Nats-TTL") or b"")[1] if message is not None else 0
+            deadline_ns = log.get_time_ns(seq) + ttl_s * SECOND_NS
+            if not ttl_s or deadline_ns + EXPIRY_SLACK_NS < self.now_ns:
+                raise Violation(f"C8: TC {seq} with a TTL of {ttl_s} s should have expired")
+        mirrored = dict(_read_contents(remote.jetstream.streams["TN"].log))
+        missing = [
+            seq for seq, _ in _read_contents(self.local.jetstream.streams["T"].log) if seq not in mirrored
+        ]
+        if missing:
+            raise Violation(f"C1: TN does not have {missing[:9]}")
+
     def _check_reopening(self) -> None:
         """C10: two more restarts find the same state."""
         before = {name: _read_contents(stream.log) for name, stream in self.local.jetstream.streams.items()}
@@ -346,6 +376,11 @@ class Simulation:
 
     def _trace(self, *items: str) -> None:
         self._digest.update("\0".join(items).encode() + b"\n")
+
+
+def _iter_idents(log: Any) -> Iterator[bytes]:
+    for _, ident in _read_contents(log):
+        yield ident
 
 
 def _read_contents(log: Any) -> list[tuple[int, bytes]]:

@@ -286,7 +286,7 @@ class AckState:
             still_pending = ~np.isin(added, removed, assume_unique=True)
             added, consumer = added[still_pending], consumer[still_pending]
         delta = self._make_delta(removed, added, consumer)
-        if self.needs_snapshot and len(self.last_per_subject_queue):
+        if self.needs_snapshot and self.resume_seq:
             delta.last_per_subject_queue, delta.resume_seq = (
                 codec.pack_set(self.last_per_subject_queue),
                 self.resume_seq,

@@ -35,9 +35,11 @@ def reset(consumer: ConsumerContext, seq: int | None) -> int:
         target = seq
     ack_state.reset_to(target)
     # `reset_to` clears the queue of last messages per subject. Without the rest of it, every message from `target` on
-    # would be delivered.
-    if len(remaining):
+    # would be delivered, also those that were never last.
+    if seq is None and resume_seq:
         ack_state.last_per_subject_queue, ack_state.resume_seq = remaining, resume_seq
+        if not len(remaining):
+            ack_state.next_seq = max(target, resume_seq + 1)
     _apply_reset(consumer)
     return target
 
@@ -68,14 +70,15 @@ def _make_error(reason: str) -> RequestError:
 def _find_remaining(consumer: ConsumerContext, target: int) -> Seqs:
     """Return those of the last messages per subject that are pending or not delivered yet.
 
-    nats-server loses the pending ones here; the seed requires that pending messages are redelivered.
+    nats-server loses the pending ones here; the seed requires that pending messages are redelivered. What came after
+    the last messages were collected is delivered in order anyway.
     """
     ack_state = consumer.ack_state
-    if not len(ack_state.last_per_subject_queue):
+    if not ack_state.resume_seq:
         return NO_SEQS
     pending = np.fromiter(ack_state.pending, dtype=np.uint64, count=len(ack_state.pending))
     found: Seqs = sort_unique(np.concatenate((pending, ack_state.last_per_subject_queue)))
-    return found[found >= target]
+    return found[(found >= target) & (found <= ack_state.resume_seq)]
 
 
 def _apply_reset(consumer: ConsumerContext) -> None:

@@ -92,7 +92,7 @@ def _encode_consumer(consumer: Consumer, last_seq: int) -> bytes:
         state["pending"] = pending
     if redelivered := {str(seq): count for seq, count in progress.delivery_counts.items() if seq <= last_seq}:
         state["redelivered"] = redelivered
-    if len(progress.last_per_subject_queue):
+    if progress.resume_seq:
         state["headrace"] = {
             "initial": progress.last_per_subject_queue.tolist(),
             "resume": progress.resume_seq,

@@ -164,7 +164,11 @@ class RestoreWriter:
         found = publish_checks.parse_nats_headers(header) if header else _NONE
         ttl_s = self._parse_ttl(found)
         self._last_seq = seq
-        if 0 < ttl_s < publish_checks.TTL_EXEMPT and time_ns + ttl_s * SECOND_NS <= self._clock.wall_ns():
+        if (
+            self._config.allow_msg_ttl
+            and 0 < ttl_s < publish_checks.TTL_EXEMPT
+            and time_ns + ttl_s * SECOND_NS <= self._clock.wall_ns()
+        ):
             return
         if seq > log.last_seq + 1:
             log.advance(seq - 1)
@@ -198,11 +202,14 @@ class RestoreWriter:
             raise ProtocolError(f"failed to parse message sequence {seq}: invalid header")
 
     def _parse_ttl(self, found: Mapping[bytes, bytes]) -> int:
+        """Return the seconds to live; if TTLs are disabled they are stored for when they are enabled."""
         value = found.get(publish_checks.TTL)
-        if not value or not self._config.allow_msg_ttl:
+        if not value:
             return 0
         kind, seconds = parse_ttl(value)
         if kind == TTL_INVALID:
+            if not self._config.allow_msg_ttl:
+                return 0
             raise ProtocolError("failed to parse message TTL")
         return (
             publish_checks.TTL_EXEMPT if kind == TTL_NEVER else min(seconds, publish_checks.TTL_SECONDS_MAX)

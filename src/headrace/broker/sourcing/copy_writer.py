@@ -97,7 +97,7 @@ class BaseCopyWriter:
         return self._stream.transform_subject(subject)
 
     def _parse_ttl(self, header_map: Mapping[bytes, bytes]) -> int:
-        """Return the seconds to live: 0 if invalid, and exempt only if TTLs are enabled."""
+        """Return the seconds to live, 0 if invalid; they are stored even if TTLs are enabled only later."""
         value = header_map.get(publish_checks.TTL)
         if not value:
             return 0
@@ -105,8 +105,7 @@ class BaseCopyWriter:
         if kind == TTL_INVALID:
             return 0
         if kind == TTL_NEVER:
-            config = self._stream.config
-            return publish_checks.TTL_EXEMPT if config.allow_msg_ttl else 0
+            return publish_checks.TTL_EXEMPT
         return min(seconds, publish_checks.TTL_SECONDS_MAX)
 
     def _get_rollup(self, header_map: Mapping[bytes, bytes]) -> bytes:
@@ -118,8 +117,10 @@ class BaseCopyWriter:
 
     def _check_capacity(self, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
         """Raise if the stream is full and discards new messages; the copy is retried later."""
-        config = self._stream.config
+        stream = self._stream
+        config = stream.config
         if self._quota.is_server_full(config.storage):
             raise ApiError.INSUFFICIENT_RESOURCES()
         if config.discard == "new":
-            publish_checks.check_discard_new(self._stream, subject, header, payload, rollup)
+            stream.retention.expire_slice(stream.clock.wall_ns())
+            publish_checks.check_discard_new(stream, subject, header, payload, rollup)

@@ -7,6 +7,7 @@ copies are stored by the copy writer, and requests are built by `Upstream`.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from headrace.broker.routing.inbox import Inbox
 from headrace.broker.sourcing.consumer_ownership import consumer_in_use_error
 from headrace.broker.sourcing.copy_writer import CopyWriter
+from headrace.broker.sourcing.handover import ConsumerAddress, CopiedRange, Handover
 from headrace.broker.sourcing.reachability import ReachabilityWatch
 from headrace.broker.sourcing.upstream_consumer import ConsumerResponse, strategy_for
 from headrace.broker.sourcing.upstream_receiver import UpstreamReceiver
@@ -34,7 +36,10 @@ SETUP_INTERVAL_NS = 2 * SECOND
 BACKOFF_NS = 10 * SECOND
 BACKOFF_NS_MAX = 120 * SECOND
 HEARTBEAT_TIMEOUT_NS = 10 * SECOND
+FLOOR_TIMEOUT_NS = 5 * SECOND
 _WRONG_IDENTITY = ApiError.CONSUMER_STREAM_IDENTITY_MISMATCH
+#: A work queue accepts the new consumer only when the old one is gone.
+_QUEUE_CONFLICTS = (ApiError.CONSUMER_WQ_MULTIPLE_UNFILTERED, ApiError.CONSUMER_WQ_CONSUMER_NOT_UNIQUE)
 
 
 def jitter_ns() -> int:
@@ -46,7 +51,6 @@ class Replicator:
 
     __slots__ = (
         "_consumer_name",
-        "_consumers_to_delete",
         "_copiers",
         "_failures",
         "_heartbeat_timer",
@@ -54,7 +58,6 @@ class Replicator:
         "_last_setup_ns",
         "_reachability",
         "_receiver",
-        "_resume_seq",
         "_router",
         "_setup_timer",
         "_subscribed_subject",
@@ -63,25 +66,27 @@ class Replicator:
         "_waiting_for_consumer",
         "consumer_strategy",
         "error",
+        "handover",
         "upstream",
         "waiting_for_space",
         "writer",
     )
 
-    def __init__(self, jetstream: JetStreamContext, upstream: Upstream, writer: CopyWriter) -> None:
+    def __init__(
+        self, jetstream: JetStreamContext, upstream: Upstream, writer: CopyWriter, handover: Handover
+    ) -> None:
         self._router = jetstream.router
         self._timers = jetstream.timers
         self._copiers: dict[tuple[bytes, str], Replicator] = jetstream.copiers
         self.upstream = upstream
         self.writer = writer
+        self.handover = handover
         self.consumer_strategy = strategy_for(upstream)
         self.error: RequestError | None = None
         self.waiting_for_space = False  # the stream did not accept a message
         self._receiver = UpstreamReceiver(self, upstream, writer, jetstream.timers, jetstream.group_commit)
-        self._resume_seq = -1  # up to where the replaced replicator acknowledged messages as stored
         self._last_setup_ns = 0
         self._failures = 0
-        self._consumers_to_delete: list[bytes] = []
         self._inbox: Inbox | None = None
         self._subscribed_subject = b""
         self._subscriber: UpstreamReceiver | Replicator = self._receiver
@@ -113,49 +118,47 @@ class Replicator:
         self._failures = 0
         self.restart()
 
-    def remove(self) -> None:
-        """Stop after the source was removed, and delete its consumer if this server created it."""
-        self.stop()
+    def finish(self) -> None:
+        """Store what is held back, as far as the stream accepts it, after the replicator has stopped."""
         try:
             self.writer.finish()
         except (RequestError, StoreError):
             pass  # the stream accepts nothing more, or is being deleted itself
-        if self._deletes:
-            self._send_delete(self.upstream.make_delete_subject(self.consumer_name))
-
-    def take_over(self, predecessor: Replicator) -> None:
-        """Continue where a replicator with the same upstream and another consumer stops.
-
-        Its consumer is deleted only when there is a new one: messages that it has not acknowledged could be lost with
-        it. They are delivered again, dropped as already stored, and acknowledged.
-        """
-        predecessor.stop()
-        self.writer.take_over(predecessor.writer)
-        self._resume_seq = predecessor._receiver.acked_seq
-        if predecessor._deletes and predecessor.consumer_name != self.consumer_name:
-            self._consumers_to_delete.append(
-                predecessor.upstream.make_delete_subject(predecessor.consumer_name)
-            )
-        self._consumers_to_delete += predecessor._consumers_to_delete
 
     @property
-    def consumer_name(self) -> bytes:
-        """The name of the consumer at the upstream, as far as it is known."""
-        strategy = self.consumer_strategy
-        return self._consumer_name or strategy.name.encode()
+    def consumer_address(self) -> ConsumerAddress:
+        """The consumer at the upstream, as far as its name is known."""
+        name = self._consumer_name.decode() or self.consumer_strategy.name
+        return self.upstream.make_consumer_address(name)
 
     @property
-    def _deletes(self) -> bool:
+    def deletes(self) -> bool:
         """Whether to delete the consumer with this replicator: not if another stream reads through it."""
         return self.consumer_strategy.deletes_consumer and self.upstream.consumer_key not in self._copiers
+
+    @property
+    def acked_seq(self) -> int:
+        """Up to where messages were acknowledged to the upstream as stored; -1 if that is not known."""
+        return self._receiver.acked_seq
+
+    @property
+    def copied_filters(self) -> list[str] | None:
+        """What its consumer filters; None if that is not known."""
+        record = self.handover.record
+        return record.filters if self.upstream.is_user_managed else self.upstream.get_filters()
+
+    def make_copied_ranges(self, wanted: list[str] | None) -> list[CopiedRange]:
+        """Return what this source has copied; `wanted` are the filters of its successor, None if not known."""
+        record, filters = self.handover.record, self.copied_filters
+        if filters is None and not wanted:
+            filters = []  # of a version that did not record them: the same as the successor's
+        own = [CopiedRange(filters, self.writer.stored_seq)] if filters is not None else []
+        return [*record.copied, *own]
 
     @property
     def num_pending(self) -> int:
         """How many messages the upstream last reported as pending; -1 before its first delivery."""
         return self._receiver.num_pending
-
-    def _send_delete(self, subject: bytes) -> None:
-        self._router.publish(subject, b"", b"", b"")
 
     def make_info(self, now_ns: int) -> responses.SourceStatus:
         """Build the status for the stream's info."""
@@ -182,9 +185,35 @@ class Replicator:
         self._last_setup_ns = self._now()
         if self._is_refused():
             return
-        start_position = self.writer.get_start_position()
-        if 0 <= self._resume_seq < start_position.seq:
-            start_position = StartPosition(self._resume_seq + 1)
+        old_consumer = self.handover.floor_of
+        if old_consumer is not None:
+            self._request_floor(old_consumer)
+        else:
+            self._request_consumer()
+
+    def _request_floor(self, old_consumer: ConsumerAddress) -> None:
+        """Ask for the ack floor of the consumer that this replicator replaces: it may have been lost in a crash."""
+        self._inbox = Inbox(self._router, self._on_floor)
+        self._setup_timer = self._timers.after(FLOOR_TIMEOUT_NS, self._request_consumer)
+        self._router.publish(old_consumer.make_subject("INFO"), self._inbox.subject, b"", b"")
+
+    def _on_floor(self, header: bytes, payload: bytes) -> None:
+        try:
+            response = msgspec.json.decode(payload, type=ConsumerResponse)
+        except JSON_ERRORS:
+            response = ConsumerResponse()
+        if response.config is not None:
+            sometimes("ack floor of the old consumer used")
+            self.handover.set_floor(response.ack_floor.stream_seq)
+        elif response.error is not None and response.error.err_code == ApiError.CONSUMER_NOT_FOUND:
+            self.handover.set_floor(-1)
+        self._request_consumer()
+
+    def _request_consumer(self) -> None:
+        self._cancel_timers()
+        start_position, resume_seq = self.writer.get_start_position(), self.handover.resume_seq
+        if 0 <= resume_seq < start_position.seq:
+            start_position = StartPosition(resume_seq + 1)
         self._request(self.consumer_strategy.first_request(start_position, self.writer.identity))
 
     def _is_refused(self) -> bool:
@@ -235,10 +264,15 @@ class Replicator:
 
     def _on_error(self, err_code: int) -> None:
         if err_code == _WRONG_IDENTITY:
-            self.writer.reset_identity()
-            self.restart()
+            if self._try_to_store(self.writer.reset_identity):
+                self.restart()
             return
         request = self.consumer_strategy.on_error(err_code)
+        if request is None and err_code in _QUEUE_CONFLICTS and self.handover.has_retired:
+            # Nothing is lost: a work queue keeps what its consumer has not acknowledged.
+            self.handover.delete_retired()
+            self.restart()
+            return
         if request is None:
             self._retry_later()
             return
@@ -253,16 +287,17 @@ class Replicator:
         if self.upstream.consumer is not None:
             self._copiers[self.upstream.consumer_key] = self
         upstream_identity, writer = identity.decode() if identity else "", self.writer
-        if upstream_identity and writer.identity and upstream_identity != writer.identity:
-            writer.reset_identity()
+        is_other = bool(upstream_identity and writer.identity and upstream_identity != writer.identity)
+        if is_other and not self._try_to_store(writer.reset_identity):
+            return
+        delivered_seq = response.delivered.stream_seq
+        if not self._try_to_store(lambda: writer.skip_to(delivered_seq, upstream_identity)):
+            return
         self._failures = 0
         self.error = None
         self._consumer_name = response.name.encode()
-        self._resume_seq = -1
-        writer.skip_to(response.delivered.stream_seq, upstream_identity)
-        while self._consumers_to_delete:
-            self._send_delete(self._consumers_to_delete.pop())
-        self._receiver.start(self._consumer_name, response.delivered.stream_seq)
+        self.handover.on_ready(response.config.filters if self.upstream.is_user_managed else None)
+        self._receiver.start(self._consumer_name, delivered_seq)
         self._subscribe(self.consumer_strategy.get_deliver_subject(response.config), self._receiver)
         self._heartbeat_timer = self._timers.after(HEARTBEAT_TIMEOUT_NS, self._check_heartbeat)
 
@@ -307,6 +342,15 @@ class Replicator:
         sometimes("copied message not stored")
         self.restart()
         self.waiting_for_space = True
+
+    def _try_to_store(self, store: Callable[[], None]) -> bool:
+        """Store what is held back, or return False and restart later."""
+        try:
+            store()
+        except (RequestError, StoreError):
+            self.on_store_error()
+            return False
+        return True
 
     def on_space_available(self) -> None:
         """Continue when the stream has space again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from headrace.broker.sourcing.batch_capacity import BatchCapacity, BatchCopy
 from headrace.broker.sourcing.copy_writer import (
     EMPTY_HEADER,
     NO_HEADERS,
@@ -15,6 +16,7 @@ from headrace.broker.sourcing.copy_writer import (
     CopyWriter,
     strip_upstream_headers,
 )
+from headrace.broker.sourcing.handover import Handover, make_pattern_set
 from headrace.broker.sourcing.source_positions import SourcePositions, recover_from_copies
 from headrace.broker.sourcing.staged_atomic_batch import PendingBatch, SourcedMessage
 from headrace.broker.sourcing.upstream_requests import StartPosition, Upstream
@@ -44,6 +46,8 @@ class SourceWriter(BaseCopyWriter):
     """
 
     __slots__ = (
+        "_copied",
+        "_handover",
         "_positions",
         "_source_header_end",
         "_source_header_middle",
@@ -63,8 +67,13 @@ class SourceWriter(BaseCopyWriter):
         upstream: Upstream,
         positions: SourcePositions,
         pending_batch: PendingBatch,
+        handover: Handover,
     ) -> None:
         super().__init__(stream, upstream)
+        self._handover = handover
+        self._copied = [
+            (make_pattern_set(each.filters or (">",)), each.seq) for each in handover.record.copied
+        ]
         self._timers = stream.jetstream.timers
         self._positions = positions
         self.pending_batch = pending_batch
@@ -112,11 +121,15 @@ class SourceWriter(BaseCopyWriter):
     def reset_identity(self) -> None:
         """Start over: another stream now has the upstream's name."""
         self._store_pending_batch()
+        self._forget_copied()
         self.stored_seq = self.received_seq = 0
         self._set_identity("")
         self._save_position()
 
     def store(self, seq: int, time_ns: int, subject: bytes, header: bytes, payload: bytes) -> None:
+        if self._copied and self._is_copied(seq, subject):
+            self._skip_copied(seq)
+            return
         try:
             if self.pending_batch or (b"Nats-Batch-" in header and self._is_batch_aware()):
                 self._add_to_batch((seq, subject, header, payload))
@@ -126,6 +139,24 @@ class SourceWriter(BaseCopyWriter):
             self.rollback()
             raise
         self.received_seq = seq
+
+    # What was copied through another consumer
+
+    def _is_copied(self, seq: int, subject: bytes) -> bool:
+        if all(until < seq for _, until in self._copied):
+            self._forget_copied()
+        return any(seq <= until and patterns.covers(subject) for patterns, until in self._copied)
+
+    def _forget_copied(self) -> None:
+        self._copied = []
+        self._handover.set_copied([])
+
+    def _skip_copied(self, seq: int) -> None:
+        sometimes("sourced message already copied through another consumer")
+        self.received_seq = seq
+        if not self.pending_batch:
+            self.stored_seq = seq
+            self._save_position()
 
     # Batches
 
@@ -153,11 +184,13 @@ class SourceWriter(BaseCopyWriter):
     def _read_batch_id(message: SourcedMessage) -> bytes:
         return get_batch_id(publish_checks.parse_nats_headers(message[2]))
 
-    def _store_pending_batch(self) -> None:
-        """Store the members held back, complete or not; those that do not fit stay."""
+    def _store_pending_batch(self, *, in_parts: bool = False) -> None:
+        """Store the members held back: a complete batch as a whole, or those of an incomplete one that fit."""
         pending_batch = self.pending_batch
         if not pending_batch:
             return
+        if not in_parts:
+            self._check_batch_capacity(pending_batch.messages)
         self._stream.reserve_frame_space(pending_batch.bytes, len(pending_batch.messages))
         stored_count = 0
         try:
@@ -166,6 +199,24 @@ class SourceWriter(BaseCopyWriter):
                 stored_count += 1
         finally:
             pending_batch.remove_first(stored_count)
+
+    def _check_batch_capacity(self, messages: list[SourcedMessage]) -> None:
+        """Raise if a complete batch does not fit; one that is larger than the limits is stored in parts."""
+        stream = self._stream
+        is_complete = bool(publish_checks.parse_nats_headers(messages[-1][2]).get(_COMMIT))
+        if stream.config.discard != "new" or not is_complete:
+            return
+        stream.retention.expire_slice(stream.clock.wall_ns())
+        stream.retention.apply_limits()
+        members = [self._make_batch_copy(*message) for message in messages]
+        if BatchCapacity(stream, empty=True).fits(members) and not BatchCapacity(stream).fits(members):
+            raise ApiError.STREAM_STORE_FAILED(err="no space for the whole batch")
+
+    def _make_batch_copy(self, seq: int, subject: bytes, header: bytes, payload: bytes) -> BatchCopy:
+        header, header_map = self._make_header(seq, subject, header)
+        subject = self._transform_subject(subject)
+        size = self._stream.compute_stored_size(subject, header, payload)
+        return BatchCopy(subject, size, self._get_rollup(header_map))
 
     def flush_incomplete_batch(self, *, idle: bool) -> None:
         """Store an incomplete batch if the upstream has nothing more (`idle`) or sent nothing for long."""
@@ -190,35 +241,31 @@ class SourceWriter(BaseCopyWriter):
             self.received_seq = self.durable_seq
 
     def finish(self) -> None:
-        """Store the members held back, because they were already acknowledged to the upstream."""
-        self._store_pending_batch()
+        """Store the members held back that fit, because they were already acknowledged to the upstream."""
+        self._store_pending_batch(in_parts=True)
 
     # Storing
 
     def _store_message(self, seq: int, subject: bytes, header: bytes, payload: bytes) -> None:
-        if not header:
-            header = b"NATS/1.0\r\n%s%d%s%s%s" % (
-                self._source_header_start,
-                seq,
-                self._source_header_middle,
-                subject,
-                self._source_header_end,
-            )
-            self._store_copy(subject, header, payload, NO_HEADERS)
-        else:
-            block = strip_upstream_headers(header, is_source=True) or EMPTY_HEADER
-            header_map = publish_checks.parse_nats_headers(block)
-            header = b"%s%s%d%s%s%s" % (
-                block[:-2],
-                self._source_header_start,
-                seq,
-                self._source_header_middle,
-                subject,
-                self._source_header_end,
-            )
-            self._store_copy(subject, header, payload, header_map)
+        header, header_map = self._make_header(seq, subject, header)
+        self._store_copy(subject, header, payload, header_map)
         self.stored_seq = seq
         self._save_position()
+
+    def _make_header(self, seq: int, subject: bytes, header: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
+        """Return the header of a copy, and those of the upstream that apply here, too."""
+        block, header_map = EMPTY_HEADER, NO_HEADERS
+        if header:
+            block = strip_upstream_headers(header, is_source=True) or EMPTY_HEADER
+            header_map = publish_checks.parse_nats_headers(block)
+        return b"%s%s%d%s%s%s" % (
+            block[:-2],
+            self._source_header_start,
+            seq,
+            self._source_header_middle,
+            subject,
+            self._source_header_end,
+        ), header_map
 
     def _save_position(self) -> None:
         self._positions.set(self._upstream.index_name, self.stored_seq, self.identity)
@@ -232,7 +279,7 @@ class SourceWriter(BaseCopyWriter):
             raise ApiError.STREAM_SEALED()
         original, subject = subject, self._transform_subject(subject)
         now_ns = stream.clock.now_ns()
-        stream.retention.expire_due(now_ns)
+        stream.retention.expire_slice(now_ns)
         message_id = header_map.get(publish_checks.MSG_ID, b"")
         if message_id and stream.dedup is not None and stream.dedup.find(message_id, now_ns):
             return

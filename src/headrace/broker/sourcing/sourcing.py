@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headrace.broker.sourcing.consumer_deletion import ConsumerDeletions
 from headrace.broker.sourcing.consumer_ownership import ConsumerOwner
 from headrace.broker.sourcing.copy_writer import CopyWriter
+from headrace.broker.sourcing.handover import ConsumerAddress, CopiedRange, Handover, Handovers
 from headrace.broker.sourcing.mirror_writer import MirrorWriter
 from headrace.broker.sourcing.replicator import Replicator
 from headrace.broker.sourcing.source_positions import SourcePositions
@@ -33,7 +35,18 @@ CAUGHT_UP_LAG = 10
 class Sourcing:
     """The replicators of one stream, by index name; `metadata` is None for a stream in memory."""
 
-    __slots__ = ("_jetstream", "_log", "_message_count", "_metadata", "_replicators", "_stream", "positions")
+    __slots__ = (
+        "_deletions",
+        "_jetstream",
+        "_log",
+        "_message_count",
+        "_metadata",
+        "_owner",
+        "_replicators",
+        "_stream",
+        "handovers",
+        "positions",
+    )
 
     def __init__(self, stream: StreamContext, metadata: MetadataStore | None) -> None:
         self._stream = stream
@@ -43,68 +56,103 @@ class Sourcing:
         self._replicators: dict[str, Replicator] = {}
         self._message_count = 0  # as of the last commit
         self.positions = SourcePositions(metadata, stream.log.ident)
+        self.handovers = Handovers(metadata, stream.log.ident, stream.mark_dirty, self._delete_consumer)
+        jetstream = stream.jetstream
+        server = short_hash(str(jetstream.store.store_id))
+        self._owner = ConsumerOwner(jetstream.account, jetstream.domain, stream.name, server)
+        self._deletions = ConsumerDeletions(jetstream, self._owner, self.handovers.on_deleted)
 
     # Configuration
 
     def configure(self, config: StreamConfig) -> None:
         """Start new replicators, remove those no longer configured, leave the others alone."""
         entries = {make_index_name(entry): entry for entry in _iter_entries(config)}
-        if not entries and not self._replicators:
+        if not entries and not self._replicators and not self.handovers:
             return
         removed = {
             index: replicator
             for index, replicator in self._replicators.items()
             if index not in entries or replicator.upstream.consumer != entries[index].consumer
         }
-        for index in removed:
+        for index, replicator in removed.items():
             del self._replicators[index]
+            replicator.stop()
+        replaced: set[str] = set()
         for index, entry in entries.items():
             if index not in self._replicators:
-                self._add_replicator(index, entry, config, removed)
-        for replicator in removed.values():
-            replicator.remove()
+                self._add_replicator(index, entry, config, removed, replaced)
+        for index, replicator in removed.items():
+            if index not in replaced:
+                replicator.finish()
+                address = replicator.consumer_address if replicator.deletes else None
+                if address is not None and replicator.acked_seq >= 0:
+                    self.handovers.mark_as_own(address)
+                self.handovers.retire(address, replicator.handover)
+        self.handovers.retire_unconfigured(entries)
 
     def _add_replicator(
-        self, index: str, entry: StreamSource, config: StreamConfig, removed: dict[str, Replicator]
+        self,
+        index: str,
+        entry: StreamSource,
+        config: StreamConfig,
+        removed: dict[str, Replicator],
+        replaced: set[str],
     ) -> None:
+        """Add a replicator; `replaced` are the removed ones that others have taken over already."""
         is_mirror = config.mirror is not None
         sole_entry = sum(other.name == entry.name for other in _iter_entries(config)) == 1
-        predecessor = self._find_predecessor(entry, removed)
-        if predecessor is not None and not is_mirror:
-            self._transfer_position(index, predecessor)
-        upstream = Upstream(entry, self._make_owner(), is_mirror=is_mirror, sole_entry=sole_entry)
-        replicator = Replicator(self._jetstream, upstream, self._make_writer(upstream))
-        self._replicators[index] = replicator
-        if predecessor is not None:
-            replicator.take_over(predecessor)
+        upstream = Upstream(entry, self._owner, is_mirror=is_mirror, sole_entry=sole_entry)
+        predecessors = {key: each for key, each in removed.items() if _may_replace(entry, each.upstream)}
+        handover = self.handovers.open(index)
+        if predecessors and not is_mirror:
+            self._transfer_positions(upstream, list(predecessors.values()), handover)
+        to_replace = [each for key, each in predecessors.items() if key not in replaced]
+        for old in to_replace:
+            handover.take_over(old.handover, old.consumer_address, old.acked_seq, deletes=old.deletes)
+        writer = self._make_writer(upstream, handover)
+        for old in to_replace:
+            writer.take_over(old.writer)
+        replaced.update(predecessors)
+        replicator = self._replicators[index] = Replicator(self._jetstream, upstream, writer, handover)
+        self._deletions.cancel(replicator.consumer_address)
+        self.handovers.on_deleted(replicator.consumer_address)
         replicator.start()
 
-    def _make_owner(self) -> ConsumerOwner:
-        jetstream = self._jetstream
-        server = short_hash(str(jetstream.store.store_id))
-        return ConsumerOwner(jetstream.account, jetstream.domain, self._stream.name, server)
+    def _delete_consumer(self, consumer: ConsumerAddress, look_first: bool) -> None:
+        self._deletions.start(consumer, look_first=look_first)
 
-    def _make_writer(self, upstream: Upstream) -> CopyWriter:
+    def _make_writer(self, upstream: Upstream, handover: Handover) -> CopyWriter:
         stream = self._stream
         if upstream.is_mirror:
             return MirrorWriter(stream, upstream)
         timers = self._jetstream.timers
         pending_batch = PendingBatch(stream, self._metadata, upstream.index_name, timers.now_ns())
-        return SourceWriter(stream, upstream, self.positions, pending_batch)
+        return SourceWriter(stream, upstream, self.positions, pending_batch, handover)
 
-    def _find_predecessor(self, entry: StreamSource, removed: dict[str, Replicator]) -> Replicator | None:
-        """Find a removed replicator that differs from the entry only in its consumer."""
-        for index, replicator in removed.items():
-            if _strip_consumer(replicator.upstream.entry) == _strip_consumer(entry):
-                return removed.pop(index)
-        return None
+    def _transfer_positions(
+        self, upstream: Upstream, predecessors: list[Replicator], handover: Handover
+    ) -> None:
+        """Continue where the predecessors were, so that no message is stored twice.
 
-    def _transfer_position(self, index: str, predecessor: Replicator) -> None:
-        """Continue at the predecessor's position, so that no message is stored twice."""
-        writer, saved = predecessor.writer, self.positions.get(index)
-        if writer.stored_seq > saved.seq or writer.identity != saved.identity:
-            self.positions.set(index, writer.stored_seq, writer.identity)
+        Where the filters differ, messages that a predecessor has copied are skipped one by one.
+        """
+        ranges: list[CopiedRange] = []
+        filters = None if upstream.is_user_managed else upstream.get_filters()
+        for each in predecessors:
+            if filters is None or filters != each.copied_filters:
+                each.finish()  # the new source may get only some members of the batch that is held back
+            ranges += each.make_copied_ranges(filters)
+        covering = [each.seq for each in ranges if each.covers(filters if filters is not None else ())]
+        index, saved = upstream.index_name, self.positions.get(upstream.index_name)
+        identities = [each.writer.identity for each in predecessors]
+        identity = next((each for each in identities if each), saved.identity)
+        seq = max(covering, default=0)
+        if saved.identity in ("", identity):
+            seq = max(seq, saved.seq)
+        if (seq, identity) != (saved.seq, saved.identity):
+            self.positions.set(index, seq, identity)
             self._stream.mark_dirty()
+        handover.set_copied([each for each in ranges if each.seq > seq])
 
     def restore_position(self, index: str, seq: int, identity: str) -> None:
         """Set the position of a source from a backup, before the source starts."""
@@ -114,14 +162,23 @@ class Sourcing:
 
     def stop(self) -> None:
         """Stop all replicators: the server is closing."""
+        self._deletions.stop()
         for replicator in self._replicators.values():
             replicator.stop()
 
     def close(self) -> None:
-        """Remove all replicators: the stream is being deleted."""
+        """Remove all replicators and their consumers: the stream is being deleted."""
+        retired = self.handovers.all_retired()
         for replicator in self._replicators.values():
-            replicator.remove()
+            replicator.stop()
+            replicator.finish()
+            if replicator.deletes:
+                retired.append(replicator.consumer_address)
+        self._deletions.stop()
         self._replicators.clear()
+        router = self._jetstream.router
+        for consumer in retired:  # only once: nothing remains that could try again
+            router.publish(consumer.make_subject("DELETE"), b"", b"", b"")
 
     # Group commit
 
@@ -164,6 +221,20 @@ def _iter_entries(config: StreamConfig) -> Iterator[StreamSource]:
     for entry in config.sources:
         if entry is not None:
             yield entry
+
+
+def _may_replace(entry: StreamSource, old: Upstream) -> bool:
+    """Whether an entry replaces another: it has the same upstream and renames alike, and the same filter.
+
+    A source with a user-managed consumer names no filter: that is in the consumer's configuration.
+    """
+    one, other = _strip_consumer(entry), _strip_consumer(old.entry)
+    consumer = entry.consumer
+    if old.is_user_managed or (consumer is not None and not consumer.server_managed):
+        for each in (one, other):
+            each.filter_subject = ""
+            each.subject_transforms = [rename for rename in each.subject_transforms if rename.dest]
+    return one == other
 
 
 def _strip_consumer(entry: StreamSource) -> StreamSource:

@@ -97,6 +97,9 @@ class PendingBatch:
 
     def take_over(self, other: PendingBatch) -> None:
         """Take over the members of the source that this one replaces."""
+        if self.messages and self._key == other._key:  # this one has read the same members from the store
+            self.last_added_ns = other.last_added_ns
+            return
         messages, durable_count, last_added_ns = other.messages, other.durable_count, other.last_added_ns
         other.clear()
         for message in messages[:durable_count]:

@@ -13,12 +13,19 @@ import msgspec
 
 from headrace.broker.sourcing.consumer_ownership import consumer_in_use_error, parse_owner
 from headrace.broker.sourcing.upstream_requests import StartPosition, Upstream, UpstreamRequest
+from headrace.errors import RequestError
 from headrace.jetstream_api.errors import ApiError
 
 #: The upstream does not support the request's API level, or one of its fields.
 _OLDER_SERVER_ERRORS = (ApiError.REQUIRED_API_LEVEL, ApiError.INVALID_JSON)
 _NO_CONSUMER = ApiError.CONSUMER_NOT_FOUND
 _DELIVER_ALL_ONLY = ApiError.CONSUMER_WQ_CONSUMER_NOT_DELIVER_ALL
+#: The upstream's limits are lower than what was requested.
+_LIMIT_ERRORS = (
+    ApiError.CONSUMER_MAX_PENDING_ACK_EXCESS,
+    ApiError.CONSUMER_MAX_PENDING_ACK_POLICY_REQUIRED,
+    ApiError.CONSUMER_INACTIVE_THRESHOLD_EXCESS,
+)
 
 
 class UpstreamError(msgspec.Struct):
@@ -30,10 +37,17 @@ class UpstreamError(msgspec.Struct):
 class UpstreamConsumerConfig(msgspec.Struct):
     ack_policy: str = ""
     deliver_subject: str = ""
+    filter_subject: str = ""
+    filter_subjects: list[str] | None = None
     metadata: dict[str, str] = {}
 
+    @property
+    def filters(self) -> list[str]:
+        """What it filters; [] for everything."""
+        return [self.filter_subject] if self.filter_subject else self.filter_subjects or []
 
-class DeliveredPosition(msgspec.Struct):
+
+class ConsumerPosition(msgspec.Struct):
     stream_seq: int = 0
 
 
@@ -43,7 +57,8 @@ class ConsumerResponse(msgspec.Struct):
     error: UpstreamError | None = None
     name: str = ""
     config: UpstreamConsumerConfig | None = None
-    delivered: DeliveredPosition = msgspec.field(default_factory=DeliveredPosition)
+    delivered: ConsumerPosition = msgspec.field(default_factory=ConsumerPosition)
+    ack_floor: ConsumerPosition = msgspec.field(default_factory=ConsumerPosition)
     push_bound: bool = False
     body: bytes = b""
 
@@ -57,20 +72,29 @@ class EphemeralConsumer:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self.name = upstream.consumer_base_name
-        self._variant = 0
+        self._variant, self._within_limits = 0, False
         self._start_position, self._identity = StartPosition(), ""
 
     def first_request(self, start_position: StartPosition, identity: str) -> UpstreamRequest:
         """Return the first request of a setup."""
         self._variant, self._start_position, self._identity = 0, start_position, identity
-        return self._upstream.make_create_request(start_position, identity, 0)
+        self._within_limits = False
+        return self._create()
 
     def on_error(self, err_code: int) -> UpstreamRequest | None:
         """Return what to request instead; `err_code` 0 means that there was no response."""
+        if err_code in _LIMIT_ERRORS and not self._within_limits:
+            self._within_limits = True
+            return self._create()
         if err_code not in _OLDER_SERVER_ERRORS or self._variant + 1 == self._upstream.compat_variants:
             return None
         self._variant += 1
-        return self._upstream.make_create_request(self._start_position, self._identity, self._variant)
+        return self._create()
+
+    def _create(self) -> UpstreamRequest:
+        return self._upstream.make_create_request(
+            self._start_position, self._identity, self._variant, within_limits=self._within_limits
+        )
 
     def on_success(self, response: ConsumerResponse) -> UpstreamRequest | None:
         """Return the next request, or None if the setup is done."""
@@ -107,10 +131,28 @@ class UserManagedConsumer:
                 else ApiError.SOURCE_CONSUMER_REQUIRES_ACK_FC
             )
             raise api_error()
+        actual = response.config.deliver_subject
+        if actual != self.probe_subject.decode():
+            raise _make_deliver_subject_error(self._upstream, actual)
         return None
 
     def get_deliver_subject(self, config: UpstreamConsumerConfig) -> bytes:
         return self.probe_subject
+
+
+def _make_deliver_subject_error(upstream: Upstream, actual: str) -> RequestError:
+    """Return the error for a consumer that delivers elsewhere: nothing would ever arrive."""
+    invalid = (
+        ApiError.MIRROR_DURABLE_CONSUMER_CFG_INVALID
+        if upstream.is_mirror
+        else ApiError.SOURCE_DURABLE_CONSUMER_CFG_INVALID
+    )()
+    expected = upstream.get_stable_deliver_subject()
+    text = (
+        f"{invalid.description}: consumer {upstream.durable_name!r} of stream {upstream.stream_name!r} delivers to "
+        f"{actual!r}, but `deliver_subject` is {expected!r}"
+    )
+    return RequestError(invalid.code, invalid.err_code, text)
 
 
 class _Step(Enum):
@@ -136,17 +178,23 @@ class ServerManagedConsumer:
         self._step = _Step.LOOK
         #: Whether the existing consumer can be used even if it cannot be updated.
         self._may_keep = False
+        self._within_limits = False
 
     def first_request(self, start_position: StartPosition, identity: str) -> UpstreamRequest:
         self._start_position, self._identity = start_position, identity
-        self._step, self._may_keep = _Step.LOOK, False
+        self._step, self._may_keep, self._within_limits = _Step.LOOK, False, False
         return self._upstream.make_info_request()
 
     def on_error(self, err_code: int) -> UpstreamRequest | None:
         if self._step is _Step.CREATE:
-            if err_code != _DELIVER_ALL_ONLY or self._start_position == StartPosition():
+            if err_code in _LIMIT_ERRORS and not self._within_limits:
+                self._within_limits = True
+            elif err_code == _DELIVER_ALL_ONLY and self._start_position != StartPosition():
+                self._start_position = (
+                    StartPosition()
+                )  # a work queue has no messages that were already consumed
+            else:
                 return None
-            self._start_position = StartPosition()  # a work queue has no messages that were already consumed
             return self._create()
         if err_code == _NO_CONSUMER:
             return self._create()
@@ -196,7 +244,9 @@ class ServerManagedConsumer:
 
     def _create(self) -> UpstreamRequest:
         self._step = _Step.CREATE
-        return self._upstream.make_create_durable_request(self._start_position)
+        return self._upstream.make_create_durable_request(
+            self._start_position, within_limits=self._within_limits
+        )
 
     def _reset(self) -> UpstreamRequest:
         self._step = _Step.RESET

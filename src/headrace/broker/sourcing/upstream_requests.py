@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from headrace.broker.sourcing.consumer_ownership import ConsumerOwner
+from headrace.broker.sourcing.handover import ConsumerAddress
 from headrace.jetstream_api.configs import ConsumerConfig, StreamSource, to_public
 from headrace.jetstream_api.encode import dumps
 from headrace.jetstream_api.names import short_hash
@@ -82,9 +83,17 @@ class Upstream:
     # Subjects
 
     def _make_api_subject(self, tail: str) -> bytes:
+        return f"{self._api_prefix}.{tail}".replace("..", ".").encode()
+
+    @property
+    def _api_prefix(self) -> str:
         external = self.entry.external
-        prefix = external.api if external is not None and external.api else _API_PREFIX
-        return f"{prefix}.{tail}".replace("..", ".").encode()
+        return external.api if external is not None and external.api else _API_PREFIX
+
+    @property
+    def is_user_managed(self) -> bool:
+        """Whether the user creates the consumer, and only its own configuration says what it filters."""
+        return self.consumer is not None and not self.consumer.server_managed
 
     @property
     def reachability_subject(self) -> bytes:
@@ -126,18 +135,19 @@ class Upstream:
     # Requests
 
     def make_create_request(
-        self, start_position: StartPosition, identity: str, variant: int
+        self, start_position: StartPosition, identity: str, variant: int, *, within_limits: bool = False
     ) -> UpstreamRequest:
-        """Make the request for a new ephemeral consumer; variants above 0 ask older servers for less and less."""
+        """Make the request for a new ephemeral consumer; variants above 0 ask older servers for less and less.
+
+        `within_limits` leaves what the upstream limits to the upstream.
+        """
         is_oldest_variant = variant == self.compat_variants - 1
         name = f"{self.consumer_base_name}_{nuid()[:8]}" if is_oldest_variant else self.consumer_base_name
         config = self._make_consumer_config(start_position, name, self._make_deliver_subject(nuid()[:8]))
         config.ack_policy, config.ack_wait, config.max_deliver = "none", _ACK_WAIT_NS, 1
-        config.inactive_threshold, config.direct, config.sourcing = (
-            10 * SECOND_NS,
-            True,
-            not is_oldest_variant,
-        )
+        config.inactive_threshold = 0 if within_limits else 10 * SECOND_NS
+        config.max_ack_pending = -1 if within_limits else 0  # without acks a limit on them is an error
+        config.direct, config.sourcing = True, not is_oldest_variant
         header_fields: list[tuple[bytes, bytes]] = []
         if not is_oldest_variant:
             with_identity = not self.is_mirror and variant == 0
@@ -168,14 +178,19 @@ class Upstream:
             tail += f".{config['filter_subject']}"
         return UpstreamRequest(self._make_api_subject(tail), b"", dumps(body), _CREATE_TIMEOUT_NS)
 
-    def make_create_durable_request(self, start_position: StartPosition) -> UpstreamRequest:
-        """Make the request that creates the durable consumer of the configuration, if it does not exist."""
+    def make_create_durable_request(
+        self, start_position: StartPosition, *, within_limits: bool
+    ) -> UpstreamRequest:
+        """Make the request that creates the durable consumer of the configuration, if it does not exist.
+
+        `within_limits` leaves what the upstream limits to the upstream.
+        """
         assert self.consumer is not None
         config = self._make_consumer_config(
             start_position, self.durable_name, self.get_stable_deliver_subject()
         )
         config.durable_name, config.ack_policy, config.max_deliver = config.name, "flow_control", -1
-        config.max_ack_pending = _MAX_ACK_PENDING
+        config.max_ack_pending = 0 if within_limits else _MAX_ACK_PENDING
         config.metadata = self.owner.metadata(mirror=self.is_mirror)
         return self._make_request(config, [], named=True)
 
@@ -225,6 +240,6 @@ class Upstream:
             subject, headers.build(header_fields) if header_fields else b"", b"", _RESET_TIMEOUT_NS
         )
 
-    def make_delete_subject(self, consumer: bytes) -> bytes:
-        """Return the subject of the request that deletes a consumer."""
-        return self._make_api_subject(f"CONSUMER.DELETE.{self.stream_name}.{consumer.decode()}")
+    def make_consumer_address(self, name: str) -> ConsumerAddress:
+        """Return the address of a consumer of the upstream."""
+        return ConsumerAddress(self._api_prefix.replace("..", ".").rstrip("."), self.stream_name, name)

@@ -2,7 +2,7 @@
 
 Members are staged in memory, invisible to clients, until the one that commits. Then every check is made against the stream
 as it was before the batch; the first that fails rejects the whole batch. Staging is bounded: messages per batch, batches
-per stream and per account, bytes per account, and time: a batch without traffic is abandoned.
+per stream and per server, bytes per server, and time: a batch without traffic is abandoned.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _expand_member(subject: bytes, header: bytes, payload: bytes) -> BatchMember
 
 
 class AtomicBatchBudget(ByteBudget):
-    """The bytes and batches that all streams of an account have staged."""
+    """The bytes and batches that all streams of a server have staged, in all accounts."""
 
     __slots__ = ("limits", "open_batches")
 
@@ -115,6 +115,11 @@ class AtomicBatches:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def staged_bytes(self) -> int:
+        """The size of what the open batches have staged."""
+        return sum(batch.bytes for batch in self._open.values())
 
     def on_member(self, member: BatchMember, name: bytes) -> bytes:
         """Handle one message of a batch: stage it and return b"", or commit and return the reply for the batch."""

@@ -38,6 +38,7 @@ class CommitCheck:
     def __init__(self, stream: StreamContext, members: list[BatchMember]) -> None:
         self._stream = stream
         self._members = members
+        stream.retention.enforce()  # first: it may place markers, and each takes a sequence
         self._last_seq = stream.log.last_seq
         self._now_ns = stream.clock.wall_ns()
         self._batch_message_ids: set[bytes] = set()
@@ -49,7 +50,6 @@ class CommitCheck:
     def check(self) -> None:
         """Raise the error of the first member that may not be stored."""
         stream = self._stream
-        stream.retention.enforce()
         for index, member in enumerate(self._members):
             self._index = index
             if len(member.header) > publish_checks.HEADER_BYTES_MAX:

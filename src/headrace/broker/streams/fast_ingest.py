@@ -46,7 +46,7 @@ DEFAULT_LIMITS = FastIngestLimits()
 
 
 class FastIngestBudget:
-    """The batches that all streams of an account have open."""
+    """The batches that all streams of a server have open, in all accounts."""
 
     __slots__ = ("limits", "open_batches")
 

@@ -191,13 +191,16 @@ def check_size(stream: StreamContext, header: bytes, payload: bytes) -> None:
 def check_discard_new(
     stream: StreamContext, subject: bytes, header: bytes, payload: bytes, rollup: bytes
 ) -> None:
-    """Apply discard policy `new`: raise if the message does not fit."""
+    """Apply discard policy `new`: raise if the message does not fit.
+
+    Expired messages are removed before: here a marker could take the sequence that the message expects.
+    """
     config, log = stream.config, stream.log
     per_subject = config.max_msgs_per_subject
     replaces_oldest = per_subject > 0 and log.get_subject_count(subject) >= per_subject
     if replaces_oldest and config.discard_new_per_subject and not rollup:
         raise ApiError.STREAM_STORE_FAILED(err="maximum messages per subject exceeded")
-    stream.retention.enforce()
+    stream.retention.apply_limits()
     if 0 < config.max_msgs <= log.messages and not replaces_oldest:
         sometimes("stream limit reached with discard new")
         raise ApiError.STREAM_STORE_FAILED(err="maximum messages exceeded")

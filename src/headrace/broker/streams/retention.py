@@ -90,7 +90,9 @@ class Retention:
             self._subject_trim_seq = 1
         self.expires_messages = bool(config.max_age or config.allow_msg_ttl)
         log = self._log
-        self._max_age_index = MaxAgeIndex(log, config.max_age) if config.max_age else None
+        self._max_age_index = (
+            MaxAgeIndex(log, config.max_age, allow_msg_ttl=config.allow_msg_ttl) if config.max_age else None
+        )
         if config.allow_msg_ttl and self._ttl_index is None:
             self._ttl_index = TtlIndex(log, self._clock.wall_ns())
         self._next_expiry_ns = 0
@@ -213,8 +215,10 @@ class Retention:
     def track_expiry(self, seq: int, time_ns: int, ttl_s: int) -> None:
         """Record when a stored message expires."""
         deadline = _NO_DEADLINE
-        if self._max_age_index is not None and ttl_s != TTL_EXEMPT:
-            deadline = time_ns + self._max_age_index.max_age_ns
+        max_age = self._max_age_index
+        if max_age is not None and not (max_age.allow_msg_ttl and ttl_s == TTL_EXEMPT):
+            max_age.add(seq, time_ns)
+            deadline = time_ns + max_age.max_age_ns
         if 0 < ttl_s < TTL_EXEMPT and self._ttl_index is not None:
             ttl_deadline = time_ns + ttl_s * SECOND_NS
             self._ttl_index.add(seq, ttl_deadline)

@@ -33,8 +33,11 @@ class RemovalContext(Protocol):
     def after_append(self, subject: bytes, seq: int, time_ns: int, ttl_s: int) -> None:
         """Apply the limits that each stored message may exceed."""
 
-    def expire_due(self, now_ns: int) -> None:
-        """Remove messages whose time is over."""
+    def apply_limits(self) -> None:
+        """Apply limits, but no ages: never stores a marker."""
+
+    def expire_slice(self, now_ns: int) -> None:
+        """Remove some of the messages whose time is over; the sweep removes the rest."""
 
     def remove(self, seqs: np.ndarray | Sequence[int]) -> int:
         """Remove messages; return how many existed."""

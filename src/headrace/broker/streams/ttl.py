@@ -118,17 +118,37 @@ class TtlIndex:
 
 
 class MaxAgeIndex:
-    """The stream's `max_age`, scanned from the front; messages that never expire are skipped."""
+    """The stream's `max_age`; messages that never expire are skipped, if TTLs are enabled.
 
-    __slots__ = ("_log", "_next_seq", "max_age_ns")
+    Messages are usually in the order of their times, and taken from the front. Those that are older than one before
+    them, because a clock was ahead, are known by runs: nothing of the kind in a run is due before its bound. Stored
+    messages are searched for them run by run.
+    """
 
-    def __init__(self, log: StreamLog, max_age_ns: int) -> None:
+    __slots__ = ("_log", "_newest_ns", "_next_seq", "_runs", "_search_seq", "allow_msg_ttl", "max_age_ns")
+
+    def __init__(self, log: StreamLog, max_age_ns: int, *, allow_msg_ttl: bool) -> None:
         self._log = log
         self.max_age_ns = max_age_ns
+        self.allow_msg_ttl = allow_msg_ttl
         self._next_seq = 0
+        self._runs: dict[int, int] = {}
+        self._newest_ns = 0
+        self._search_seq = log.find_next(None, log.first_seq) if log.messages else 0
+
+    def add(self, seq: int, time_ns: int) -> None:
+        """Note a stored message."""
+        if time_ns >= self._newest_ns:
+            self._newest_ns = time_ns
+        else:
+            run, deadline_ns = seq >> _RUN_BITS, time_ns + self.max_age_ns
+            if deadline_ns < self._runs.get(run, _NO_DEADLINE):
+                self._runs[run] = deadline_ns
 
     def pop_due(self, now_ns: int, limit: int) -> U64Array:
         """Return sequences that are too old, at most about `limit`."""
+        if self._search_seq:
+            self._search_run()
         log = self._log
         first = max(self._next_seq, log.first_seq)
         seqs, times, ttls = log.find_times_and_ttls(first, first + limit - 1)
@@ -138,11 +158,52 @@ class MaxAgeIndex:
             self._next_seq = int(seqs[stop])
         else:
             self._next_seq = log.find_next(None, first + limit) or log.last_seq + 1
-        due: U64Array = seqs[:stop][ttls[:stop] != TTL_EXEMPT]
+        due: U64Array = seqs[:stop]
+        if self.allow_msg_ttl:
+            due = due[ttls[:stop] != TTL_EXEMPT]
+        run = next((run for run, bound_ns in self._runs.items() if bound_ns <= now_ns), None)
+        return due if run is None or len(due) else self._pop_due_of_run(run, now_ns, limit)
+
+    def _find_run(self, run: int) -> tuple[U64Array, U64Array]:
+        """Return the sequences of a run that can expire, and their times."""
+        seqs, times, ttls = self._log.find_times_and_ttls(run << _RUN_BITS, ((run + 1) << _RUN_BITS) - 1)
+        if self.allow_msg_ttl:
+            can_expire = ttls != TTL_EXEMPT
+            seqs, times = seqs[can_expire], times[can_expire]
+        return seqs, times
+
+    def _search_run(self) -> None:
+        """Search the next run of stored messages for those that are older than one before them."""
+        run = self._search_seq >> _RUN_BITS
+        _, times = self._find_run(run)
+        if len(times):
+            newest = np.maximum.accumulate(np.concatenate((np.array([self._newest_ns], np.uint64), times)))
+            late = times[times < newest[:-1]]
+            self._newest_ns = int(newest[-1])
+            if len(late):
+                self._runs[run] = int(late.min()) + self.max_age_ns
+        self._search_seq = self._log.find_next(None, (run + 1) << _RUN_BITS)
+
+    def _pop_due_of_run(self, run: int, now_ns: int, limit: int) -> U64Array:
+        """Return what is due in a run, and set the bound for the rest."""
+        seqs, times = self._find_run(run)
+        deadlines = times + np.uint64(self.max_age_ns)
+        due: U64Array = seqs[deadlines <= np.uint64(now_ns)]
+        later = deadlines[deadlines > np.uint64(now_ns)]
+        if len(due) > limit:
+            return due[:limit]
+        if len(later):
+            self._runs[run] = int(later.min())
+        else:
+            del self._runs[run]
         return due
 
     def next_ns(self) -> int:
-        """Return when the next message is due; 0 if there is none."""
+        """Return when to look again, never later than the next deadline; 0 if there is none."""
+        if self._search_seq:
+            return 1
         log = self._log
         seq = log.find_next(None, max(self._next_seq, log.first_seq)) if log.messages else 0
-        return log.get_time_ns(seq) + self.max_age_ns if seq else 0
+        front_ns = log.get_time_ns(seq) + self.max_age_ns if seq else _NO_DEADLINE
+        found = min(front_ns, min(self._runs.values(), default=_NO_DEADLINE))
+        return found if found < _NO_DEADLINE else 0

@@ -77,8 +77,11 @@ def _apply_minimum(config: ConsumerConfig, field: str, minimum: int, strict: boo
 
 
 def _apply_stream_defaults(config: ConsumerConfig, stream: StreamConfig, strict: bool) -> None:
+    is_durable_sourcing = config.ack_policy == "flow_control" and config.durable_name
     for field in ("max_ack_pending", "inactive_threshold"):
         stream_default = getattr(stream.consumer_limits, field)
+        if field == "inactive_threshold" and is_durable_sourcing:
+            continue  # an interest stream would lose messages if it ended while the copy is away
         if getattr(config, field) == 0:
             if strict and stream_default > 0:
                 raise pedantic_error(f"{field} must be set if it's configured in stream limits")

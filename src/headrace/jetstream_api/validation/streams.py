@@ -170,12 +170,19 @@ def _check_changes(old: StreamConfig, new: StreamConfig) -> None:
 
 
 def _check_mirror_change(old: StreamConfig, new: StreamConfig) -> None:
-    """Allow a mirror only to be removed (promotion) or to change the consumer it reads from."""
+    """Allow a mirror only to be removed (promotion) or to change the consumer it reads from.
+
+    A mirror with a user-managed consumer has no start and filter of its own: they move to the consumer, or back.
+    """
     if new.mirror is None:
         return
     if old.mirror is None:
         raise ApiError.STREAM_MIRROR_NOT_UPDATABLE()
     before, after = copy_config(old.mirror), copy_config(new.mirror)
+    if any(each.consumer is not None and not each.consumer.server_managed for each in (before, after)):
+        for each in (before, after):
+            each.opt_start_seq, each.opt_start_time, each.filter_subject = 0, None, ""
+            each.subject_transforms = [transform for transform in each.subject_transforms if transform.dest]
     before.consumer = after.consumer = None
     if before != after:
         raise ApiError.STREAM_MIRROR_NOT_UPDATABLE()

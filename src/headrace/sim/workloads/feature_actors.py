@@ -37,6 +37,14 @@ class FeatureActor(ABC):
     def __init__(self) -> None:
         self._number = 0
 
+    def set_up(self, sim: Simulation) -> None:
+        """Create what belongs to the stream; most have nothing."""
+        return
+
+    def finish(self, sim: Simulation) -> None:
+        """Stop faults of its own, before the last check; most have none."""
+        return
+
     @abstractmethod
     def act(self, sim: Simulation) -> None:
         """Let a client do something with the stream."""

@@ -18,6 +18,7 @@ from headrace.sim.clock import SECOND_NS
 from headrace.sim.network.sim_client import SimIdentity
 from headrace.sim.sim_broker import SimServerLimits
 from headrace.sim.workloads.feature_actors import FEATURE_ACTORS
+from headrace.sim.workloads.migration_actors import MIGRATION_ACTORS
 from headrace.storage import StoreOptions
 
 #: Shorter TTLs are raised to this.
@@ -45,6 +46,15 @@ STREAMS: dict[str, tuple[StreamRules, dict[str, Any]]] = {
         {"subjects": ["i.>"], "retention": "interest"},
     ),
 }
+#: Copies of T on the other server: one with TTLs and delete markers of its own, one without.
+MARKER_COPIES: tuple[dict[str, Any], ...] = (
+    {
+        "name": "TC",
+        "sources": [{"name": "T", "external": {"api": "$JS.NEAR.API", "deliver": ""}}],
+        "subject_delete_marker_ttl": MARKER_TTL_S * SECOND_NS,
+    },
+    {"name": "TN", "mirror": {"name": "T", "external": {"api": "$JS.NEAR.API", "deliver": ""}}},
+)
 #: The stream that is deleted and created again.
 CHURNING_STREAM = "X"
 #: Interest retention; some of its consumers are temporary. Only some simulations have it.
@@ -160,6 +170,8 @@ def _add_features(options: SimulationOptions, rng: Random) -> SimulationOptions:
     if options.server_limits.account != NO_LIMITS:
         return options
     features = tuple(name for name in OPTIONAL_FEATURES if rng.random() < 0.2)
+    if options.two_servers:
+        features += tuple(name for name in MIGRATION_ACTORS if rng.random() < 0.3)
     return replace(options, features=features, actions=options.actions + features * 2)
 
 

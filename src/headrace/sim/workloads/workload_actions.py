@@ -15,6 +15,7 @@ from headrace.sim.disk.disk_faults import Fault
 from headrace.sim.network.sim_client import SimClient
 from headrace.sim.network.two_servers import TwoServers
 from headrace.sim.workloads.feature_actors import FEATURE_ACTORS
+from headrace.sim.workloads.migration_actors import MIGRATION_ACTORS
 from headrace.sim.workloads.sim_config import (
     CHURNING_STREAM,
     CONSUMERS,
@@ -339,7 +340,7 @@ def _disconnect_during_batch(sim: Simulation, servers: TwoServers) -> None:
 #: Actions of optional features.
 OPTIONAL_ACTIONS: dict[str, Callable[[Any], None]] = {
     "heed": _use_interest_stream,
-    **{name: _make_feature_action(name) for name in FEATURE_ACTORS},
+    **{name: _make_feature_action(name) for name in (*FEATURE_ACTORS, *MIGRATION_ACTORS)},
     "rearrange": _change_worker,
 }
 #: Every kind of event that a seed can disable.
