@@ -142,6 +142,7 @@ class Server:
             await self._collector_service.stop()
         if self._timer_driver is not None:
             self._timer_driver.close()
+        self.accounts.end_pulls()
         if self._leafnodes is not None:
             await self._leafnodes.stop()
         self._account_setup.close()

@@ -241,6 +241,26 @@ class TestStreamImports:
         assert a.api("CONSUMER.INFO.PUSHED.d")["ack_floor"]["stream_seq"] == 1
         a.api("STREAM.DELETE.PUSHED")
 
+    @pytest.mark.parametrize("group", ["", "workers"])
+    def test_an_import_without_a_subscriber_is_no_interest(self, member: Member, group: str) -> None:
+        """A push consumer waits until a client of the importing account subscribes, and stops when it leaves."""
+        a, b = member("a"), member("b")
+        a.api("STREAM.CREATE.WAITING", {"name": "WAITING", "subjects": ["waiting.*"]})
+        config = {"durable_name": "d", "deliver_subject": "deliver.later", "ack_policy": "none"}
+        config |= {"deliver_group": group} if group else {}
+        a.api("CONSUMER.DURABLE.CREATE.WAITING.d", {"stream_name": "WAITING", "config": config})
+        a.store("waiting.1", b"x")
+        info = a.api("CONSUMER.INFO.WAITING.d")
+        assert "push_bound" not in info
+        assert info["delivered"]["stream_seq"] == 0
+        sid = b.subscribe("deliver.later", group)
+        assert b.next(sid).payload == b"x"
+        assert a.api("CONSUMER.INFO.WAITING.d")["push_bound"] is True
+        b.unsubscribe(sid)
+        b.flush()
+        eventually(lambda: "push_bound" not in a.api("CONSUMER.INFO.WAITING.d"))
+        a.api("STREAM.DELETE.WAITING")
+
 
 class TestServiceImports:
     def test_a_request_and_its_answer(self, member: Member) -> None:

@@ -139,6 +139,8 @@ class TestDelete:
         ("config", "body", "code", "text"),
         [
             ({}, {"seq": 99}, 10057, "stream store EOF"),
+            ({"storage": "memory"}, {"seq": 99}, 10043, "sequence 99 not found"),
+            ({"storage": "memory"}, {"seq": 0}, 10043, "sequence 0 not found"),
             ({}, None, 10003, "bad request"),
             ({"deny_delete": True}, {"seq": 1}, 10057, "message delete not permitted"),
         ],

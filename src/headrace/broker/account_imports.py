@@ -23,7 +23,7 @@ from headrace.broker.routing.exports import (
     wildcard_form,
 )
 from headrace.broker.routing.router import SubjectRouter
-from headrace.broker.routing.subscription_trie import ImportPattern, ImportTarget
+from headrace.broker.routing.subscription_trie import ImportPattern, ImportTarget, select_group
 from headrace.protocol import headers, subjects
 
 if TYPE_CHECKING:
@@ -80,6 +80,28 @@ class StreamImportTarget(ImportTarget):
 
     def has_interest(self, queue: bytes | None) -> bool:
         return self._router.has_interest(self._mapped_subject, queue)
+
+    def for_queue(self, queue: bytes) -> ImportedGroup | None:
+        route = self._router.get_route(self._mapped_subject)
+        return (
+            None
+            if select_group(route, queue) is None
+            else ImportedGroup(self._router, self._mapped_subject, queue)
+        )
+
+
+class ImportedGroup:
+    """Sends to one member of a queue group in the importing account; an internal subscriber."""
+
+    __slots__ = ("_mapped_subject", "_queue", "_router")
+
+    def __init__(self, router: SubjectRouter, mapped_subject: bytes, queue: bytes) -> None:
+        self._router, self._mapped_subject, self._queue = router, mapped_subject, queue
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        router = self._router
+        route = select_group(router.get_route(self._mapped_subject), self._queue)
+        return 0 if route is None else router.table.deliver(route, subject, reply, header, payload)
 
 
 # Services

@@ -95,6 +95,11 @@ class Accounts:
         """The number of subscriptions in all accounts."""
         return sum(account.router.subscriptions for account in self)
 
+    def end_pulls(self) -> None:
+        """End the pull requests that wait, in all accounts: the server shuts down."""
+        for jetstream in self.jetstreams():
+            jetstream.end_pulls()
+
     def jetstreams(self) -> Iterator[AccountJetStream]:
         """Iterate over the JetStreams of all accounts that have one."""
         for account in self:

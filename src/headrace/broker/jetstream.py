@@ -131,8 +131,15 @@ class AccountJetStream:
         self.pin_leases.load(self.clock.wall_ns())
         self.quota.start()
 
+    def end_pulls(self) -> None:
+        """End the pull requests that wait: the server shuts down."""
+        for stream in self.streams.values():
+            for consumer in stream.consumer_set:
+                consumer.delivery_mode.on_shutdown()
+
     def close(self) -> None:
         """Stop serving and make everything durable; pending replies are sent."""
+        self.end_pulls()
         self._api.stop()
         for backup in list(self.backups):
             backup.close()

@@ -159,6 +159,7 @@ class Listener:
             if session.protocol >= 1:
                 session.send(connection.info())
         await asyncio.sleep(self.options.lame_duck_grace_s)
+        self.accounts.end_pulls()
         closing_s = max(self.options.lame_duck_duration_s - self.options.lame_duck_grace_s, 0.0)
         remaining = list(self.connections.values())
         step_s = min(closing_s / max(len(remaining), 1), LAME_DUCK_STEP_S_MAX)

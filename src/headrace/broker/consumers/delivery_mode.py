@@ -57,6 +57,9 @@ class DeliveryMode(Protocol):
     def close(self) -> None:
         """Stop: the consumer is being deleted. Requests that wait are ended."""
 
+    def on_shutdown(self) -> None:
+        """End the requests that wait: the server shuts down."""
+
     def reconfigure(self, config: ConsumerConfig) -> None:
         """Apply a new configuration of the consumer."""
 

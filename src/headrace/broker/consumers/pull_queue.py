@@ -376,6 +376,11 @@ class PullQueue:
             self._send_status(pull.reply, status_headers.DELETED)
         self.waiting.clear()
 
+    def on_shutdown(self) -> None:
+        """End all requests with what they still wait for, so that clients ask another server."""
+        while self.waiting:
+            self._end_first(self.waiting[0].make_end_status(status_headers.SERVER_SHUTDOWN))
+
     def _end_first(self, status: bytes) -> None:
         self._send_status(self.waiting.popleft().reply, status)
 

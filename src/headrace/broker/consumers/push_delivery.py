@@ -10,7 +10,7 @@ import random
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from headrace._native import KEY_EXACT, Route
+from headrace._native import Route
 from headrace.broker.consumers import status_headers
 from headrace.broker.consumers.bulk_delivery_targets import (
     FanoutTargets,
@@ -21,6 +21,7 @@ from headrace.broker.consumers.bulk_delivery_targets import (
 )
 from headrace.broker.consumers.flow_control import FlowWindow
 from headrace.broker.routing.remote_interest import LeafnodeFanout
+from headrace.broker.routing.subscription_trie import ImportTarget, select_group
 from headrace.code_probes import sometimes
 from headrace.protocol import headers
 
@@ -101,6 +102,9 @@ class PushDelivery:
         for subject in self._consumer.flow_subjects:
             self._router.unsubscribe_internal(subject, self)
 
+    def on_shutdown(self) -> None:
+        """Do nothing: no request waits."""
+
     # Requests, which a push consumer refuses
 
     def on_request(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
@@ -147,27 +151,10 @@ class PushDelivery:
             subscriber for subscriber in route.internal_subscribers if isinstance(subscriber, LeafnodeFanout)
         ]
         if self._group:
-            members = [sub for group in route.queue_groups if group[0].queue == self._group for sub in group]
-            remote_members = [
-                part
-                for leaf_target in self._leaf_targets
-                if (part := leaf_target.for_queue(self._group)) is not None
-            ]
-            self.active = bool(members or remote_members)
-            groups = [members] if members else []
-            self._group_route = (
-                Route(self._subject, KEY_EXACT, [], groups, remote_members) if self.active else None
-            )
-            self._targets = (
-                [[sub] for sub in members]
-                if unrestricted_or_none(members) is not None and not remote_members
-                else None
-            )
+            self._refresh_group_targets(route)
             return
         exact = any(sub.pattern == self._subject for sub in route.subscribers)
-        self.active = exact or any(
-            getattr(subscriber, "exact", True) for subscriber in route.internal_subscribers
-        )
+        self.active = exact or any(_is_interested(subscriber) for subscriber in route.internal_subscribers)
         only_subscriber = (
             route.internal_subscribers[0]
             if len(route.internal_subscribers) == 1 and not (route.subscribers or route.queue_groups)
@@ -177,6 +164,17 @@ class PushDelivery:
         self._internal_target = only_subscriber if takes_runs else None
         target = direct_targets(route)
         self._targets = None if target is None else [target]
+
+    def _refresh_group_targets(self, route: Route) -> None:
+        """Find the members of the deliver group: here, else in importing accounts; and on other servers."""
+        group_route = select_group(route, self._group)
+        self.active = group_route is not None
+        self._group_route = group_route
+        self._targets = None
+        if group_route is not None and not group_route.internal_subscribers:
+            members = group_route.queue_groups[0]
+            if unrestricted_or_none(members) is not None:
+                self._targets = [[sub] for sub in members]
 
     # Delivery
 
@@ -300,6 +298,13 @@ class PushDelivery:
         """Return when the next heartbeat is due; 0 if never."""
         interval_ns = self._config.idle_heartbeat
         return self._last_heartbeat_ns + interval_ns if interval_ns and self.active else 0
+
+
+def _is_interested(subscriber: Any) -> bool:
+    """Whether an internal subscriber of the deliver subject makes the consumer active."""
+    if isinstance(subscriber, ImportTarget):
+        return subscriber.has_interest(None)
+    return bool(getattr(subscriber, "exact", True))
 
 
 def _parse_number(value: bytes | None) -> int:

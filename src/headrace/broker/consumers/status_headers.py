@@ -14,6 +14,7 @@ PIN_MISMATCH = b"NATS/1.0 423 Nats-Pin-Id mismatch\r\n\r\n"
 TIMEOUT = b"408 Request Timeout"
 TOO_LARGE = b"409 Message Size Exceeds MaxBytes"
 COMPLETED = b"409 Batch Completed"
+SERVER_SHUTDOWN = b"409 Server Shutdown"
 WRONG_PIN = b"423 Nats-Wrong-Pin-Id"
 
 

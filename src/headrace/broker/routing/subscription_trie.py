@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from headrace._native import Subscription
-from headrace.broker.routing.remote_interest import RemoteInterest, make_fanout
+from headrace._native import Route, Subscription
+from headrace.broker.routing.remote_interest import LeafnodeFanout, RemoteInterest, make_fanout
 from headrace.protocol import subjects
 
 
@@ -37,6 +37,10 @@ class ImportTarget:
     def has_interest(self, queue: bytes | None) -> bool:
         """Whether there is a receiver at the destination; with `queue`, whether that group has a member there."""
         raise NotImplementedError
+
+    def for_queue(self, queue: bytes) -> InternalSubscriber | None:
+        """Return a subscriber that sends to one member of a queue group at the destination; None if it has none."""
+        return None
 
 
 class ImportPattern:
@@ -124,6 +128,20 @@ def build_receivers(
     if fanout is not None:
         internal_subscribers.append(fanout)
     return subscribers, list(queue_groups.values()), internal_subscribers
+
+
+def select_group(route: Route, queue: bytes) -> Route | None:
+    """Return the route to one member of a queue group: here, else in an importing account; or on other servers."""
+    members = [group for group in route.queue_groups if group[0].queue == queue]
+    others: list[Any] = []
+    for subscriber in route.internal_subscribers:
+        if isinstance(subscriber, LeafnodeFanout) or (isinstance(subscriber, ImportTarget) and not members):
+            part = subscriber.for_queue(queue)
+            if part is not None:
+                others.append(part)
+    if not members and not others:
+        return None
+    return Route(route.key, route.kind, [], members, others)
 
 
 def queue_weight(entry: IndexEntry) -> int:

@@ -369,6 +369,8 @@ class Retention:
     def delete_message(self, seq: int) -> None:
         """Remove one message."""
         stream = self._stream
+        if stream.config.storage == "memory" and not stream.log.first_seq <= seq <= stream.log.last_seq:
+            raise ApiError.SEQUENCE_NOT_FOUND(seq=seq)
         if seq > stream.log.last_seq:
             raise ApiError.STREAM_MSG_DELETE_FAILED(err="stream store EOF")
         if delete_markers.is_enabled_for(stream, "Remove"):
