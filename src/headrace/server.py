@@ -273,6 +273,7 @@ class Server:
             out_bytes=out_bytes,
             slow_consumers=backpressure.slow_consumers,
             leafnodes=len(self.leafz_entries()),
+            leafnode_port=self.leafnode_port,
             stale_connections=registry.stale_connections,
             page_counts=monitors.get_page_counts() if monitors is not None else {},
             loop_stalls=self.watchdog.stalls,

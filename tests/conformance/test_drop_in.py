@@ -116,10 +116,24 @@ class TestMonitoring:
         assert (after["max_payload"], after["proto"]) == (1048576, 1)
 
     @pytest.mark.parametrize(
-        "field", ["server_id", "start", "now", "uptime", "mem", "cores", "subscriptions"]
+        "field",
+        [
+            *("server_id", "start", "now", "uptime", "mem", "cores", "subscriptions"),
+            *("leaf", "cluster", "gateway", "mqtt"),
+        ],
     )
     def test_varz_has_every_field(self, monitored: Server, field: str) -> None:
         assert field in page(monitored, "/varz")
+
+    def test_varz_shows_leafnodes_without_credentials(self, launch: Launch) -> None:
+        url, deny = "nats-leaf://u:p@127.0.0.1:9", 'deny_imports: ["a"], deny_exports: ["b"]'
+        config = f'server_name: x\nleafnodes {{ host: "127.0.0.1", port: -1, remotes: [{{url: "{url}", {deny}}}] }}'
+        server = launch(Setup(flags=("-m", "-1"), config=config, jetstream=False))
+        leaf = page(server, "/varz")["leaf"]
+        assert (leaf["host"], leaf["auth_timeout"], leaf["tls_timeout"]) == ("127.0.0.1", 2, 2)
+        assert leaf["port"] > 0
+        denied = {"exports": ["b"], "imports": ["a"]}
+        assert leaf["remotes"] == [{"local_account": "$G", "urls": ["127.0.0.1:9"], "deny": denied}]
 
     def test_connz_shows_a_connection_and_its_subscriptions(self, monitored: Server) -> None:
         with Client(monitored.port, name="probe") as client:

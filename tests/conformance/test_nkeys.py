@@ -392,3 +392,82 @@ class TestTokens:
         )
         await connection.flush()
         await connection.close()
+
+
+TIER = {
+    "mem_storage": 1_000_000,
+    "disk_storage": 2_000_000,
+    "streams": 5,
+    "consumer": 6,
+    "max_ack_pending": 9,
+}
+OTHER_TIER = {"mem_storage": 1, "disk_storage": 2, "streams": 3, "consumer": 4}
+
+
+@pytest.fixture(scope="module")
+def tiers() -> Realm:
+    realm = Realm()
+    realm.account("BOTH", limits={"tiered_limits": {"R1": TIER, "R3": OTHER_TIER}})
+    realm.account("OTHER", limits={"tiered_limits": {"R3": OTHER_TIER}})
+    realm.account("PLAIN", limits={"mem_storage": -1, "disk_storage": -1})
+    return realm
+
+
+@pytest.fixture(scope="module")
+def tiered(kind: str, tiers: Realm) -> Iterator[Server]:
+    with Server(kind, Setup(config=tiers.config())) as running:
+        yield running
+
+
+class TestTieredLimits:
+    """An account may have limits for each number of replicas instead of one limit for all streams."""
+
+    def connect(self, server: Server, realm: Realm, account: str) -> Client:
+        key, token = realm.user(account)
+        return SignedClient(server.port, key, token)
+
+    def test_are_part_of_the_account_info(self, tiered: Server, tiers: Realm) -> None:
+        with self.connect(tiered, tiers, "BOTH") as client:
+            client.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s"], "max_bytes": 5000})
+            client.store("s", b"x")
+            info = client.api("INFO")
+        assert set(info["limits"].values()) == {0}
+        assert (info["streams"], info["reserved_storage"]) == (1, 5000)
+        own, other = info["tiers"]["R1"], info["tiers"]["R3"]
+        assert (own["streams"], own["reserved_storage"], own["storage"]) == (1, 5000, info["storage"])
+        assert own["limits"] == {
+            "max_memory": 1_000_000,
+            "max_storage": 2_000_000,
+            "max_streams": 5,
+            "max_consumers": 6,
+            "max_ack_pending": 9,
+            "memory_max_stream_bytes": -1,
+            "storage_max_stream_bytes": -1,
+            "max_bytes_required": False,
+        }
+        assert (other["streams"], other["storage"]) == (0, 0)
+        assert (other["limits"]["max_storage"], other["limits"]["max_ack_pending"]) == (2, -1)
+
+    def test_without_the_tier_of_one_replica_there_are_no_streams(self, tiered: Server, tiers: Realm) -> None:
+        with self.connect(tiered, tiers, "OTHER") as client:
+            assert list(client.api("INFO")["tiers"]) == ["R3"]
+            error = client.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})["error"]
+            assert (error["code"], error["err_code"]) == (400, 10120)
+
+    def test_other_accounts_have_none(self, tiered: Server, tiers: Realm) -> None:
+        with self.connect(tiered, tiers, "PLAIN") as client:
+            assert "tiers" not in client.api("INFO")
+
+
+class SignedClient(Client):
+    """A client that signs the nonce of its connection."""
+
+    def __init__(self, port: int, key: Key, token: str) -> None:
+        self._key, self._token = key, token
+        super().__init__(port)
+
+    def send(self, data: bytes) -> None:
+        if data.startswith(b"CONNECT "):
+            signed = {"jwt": self._token, "sig": self._key.sign_nonce(self.info["nonce"])}
+            data = b"CONNECT " + json.dumps(json.loads(data[8:]) | signed).encode() + b"\r\n"
+        super().send(data)

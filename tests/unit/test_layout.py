@@ -58,11 +58,11 @@ INSIDE: dict[str, list[str]] = {
         "account_imports",
     ],
     "net": [
-        "logs",
+        "logs listen_socket",
         "loop_watchdog offloop info timer_wheel tls_channel tls_context pid_files timer_driver virtual_time",
         "password_verifier",
         "listener_profile write_scheduler jetstream_setup",
-        "client_connection account_setup",
+        "client_connection account_setup protocol_trace",
         "connection_registry client_backpressure reload",
         "connection_context",
         "client_tls",

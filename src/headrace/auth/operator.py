@@ -10,9 +10,10 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
+from headrace.auth.account_tiers import make_jetstream_limits
 from headrace.auth.jwt import (
     AccountClaims,
     JwtExport,
@@ -39,7 +40,6 @@ from headrace.broker.routing.subject_mapping import (
 )
 from headrace.config.options import AccountOptions, ServerOptions
 from headrace.errors import AuthError
-from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.protocol import subjects
 
 _RESPONSE_TYPES = {"Stream": "stream", "Chunked": "chunked"}
@@ -160,7 +160,7 @@ class OperatorTrust:
         imports = [self._make_import(entry, claims, now_s) for entry in body.imports]
         return AccountOptions(
             claims.subject,
-            jetstream_limits=_make_jetstream_limits(claims),
+            jetstream_limits=make_jetstream_limits(claims),
             limits=AccountLimits(
                 connections=caps.conn, leafs=caps.leaf, subscriptions=caps.subs, payload=caps.payload
             ),
@@ -346,28 +346,6 @@ def _parse_second_of_day(text: str) -> int:
 
 
 # Accounts
-
-
-def _make_jetstream_limits(claims: AccountClaims) -> JetStreamLimits | None:
-    caps = claims.nats.limits
-    tier: dict[str, Any] = caps.tiered_limits.get("R1", {})
-
-    def value(name: str) -> int:
-        return int(tier.get(name, getattr(caps, name)))
-
-    memory, disk = value("mem_storage"), value("disk_storage")
-    if not memory and not disk:
-        return None
-    return JetStreamLimits(
-        max_memory=memory,
-        max_storage=disk,
-        max_streams=value("streams") or -1,
-        max_consumers=value("consumer") or -1,
-        max_ack_pending=value("max_ack_pending") or -1,
-        memory_max_stream_bytes=value("mem_max_stream_bytes") or -1,
-        storage_max_stream_bytes=value("disk_max_stream_bytes") or -1,
-        max_bytes_required=bool(tier.get("max_bytes_required", caps.max_bytes_required)),
-    )
 
 
 def _make_subject_mappings(claims: AccountClaims) -> tuple[SubjectMapping, ...]:

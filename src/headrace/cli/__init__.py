@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 __all__ = ["main"]
@@ -16,13 +18,20 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["serve"]:
-        from headrace.cli.serve import serve
-
-        return serve(words[1:])
     try:
+        if words[:1] == ["serve"]:
+            return _serve(words[1:])
         from headrace.cli.app import run
 
         return run(words)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _serve(words: Sequence[str]) -> int:
+    """Run a server. Until it handles signals itself, an interrupt ends the process without a traceback."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from headrace.cli.serve import serve
+
+    return serve(words)

@@ -33,6 +33,8 @@ Server
         --http_admin_token <token>   token that allows changes on the web page
         --client_advertise <h:p>     address to advertise to clients
         --allow_insecure             allow remote access without authentication
+        --standalone                 run alone, whatever the configuration file
+                                     says about clusters, gateways and MQTT
     -c, --config <file>              configuration file
     -t                               check the configuration and exit
     -P, --pid <file>                 write the process ID to this file
@@ -127,6 +129,10 @@ class CommandLine:
 
             draft = load_config(path, os.environ)
             settings = draft.settings | settings
+            if settings.get("standalone"):
+                draft.allow_standalone()
+            else:
+                draft.reject_cluster_sections()
             warnings += tuple(draft.warnings)
         options = from_keywords(**settings)
         options.check()
@@ -194,6 +200,7 @@ _FLAG_TABLE: tuple[tuple[str, Flag], ...] = (
     ("ms https_port", _make_flag(_read_int, "https_port")),
     ("http_admin_token", _make_flag(_read_text, "http_admin_token")),
     ("client_advertise", _make_flag(_read_text, "client_advertise")),
+    ("standalone", _make_flag(_read_bool, "standalone")),
     ("allow_insecure", _make_flag(_read_bool, "allow_remote_without_auth")),
     ("max_payload", _make_flag(parse_size, "max_payload")),
     ("max_control_line", _make_flag(parse_size, "max_control_line")),

@@ -278,7 +278,7 @@ class _ConfigParser:
         return SourcePos(self._source, line, self._offset - line_start + 1)
 
     def _fail(self, text: str) -> NoReturn:
-        raise ConfigFileError(f"{self._get_pos()}: {text}")
+        raise ConfigFileError(f"{self._get_pos()}: Parse error: {text}")
 
 
 def parse_bare_word(word: str) -> str | int | float | bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEFAULT_LEAFNODE_PORT = 7422
 #: Addresses to listen on that cannot be dialed.
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")
-_SCHEMES = ("nats", "tls", "nats-leaf")
+_SCHEMES = ("nats", "tls", "nats-leaf", "leaf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,6 +189,8 @@ class ServerOptions:
     log_time_utc: bool = False
     debug: bool = False
     trace: bool = False
+    #: Run alone although the configuration file has sections about a cluster, gateways or MQTT.
+    standalone: bool = False
     pid_file: str = ""
     ports_file_dir: str = ""
 

@@ -16,6 +16,12 @@ ValueReader = Callable[[object], Any]
 #: How a key is read, and the option that it sets if that has another name.
 KeyReader = ValueReader | tuple[str, ValueReader]
 
+NO_CLUSTER_SECTION = (
+    "Headrace is a single server without clusters, gateways and MQTT: remove the section, or set "
+    "`standalone: true` (--standalone) to run alone on purpose. "
+    "For a cluster use nats-server; clients, claims and Spark jobs work with it unchanged."
+)
+
 _SECRET_KEYS = {"pass", "password", "token"}
 
 
@@ -25,6 +31,18 @@ class ConfigDraft:
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
         self.warnings: list[str] = []
+        #: Sections about other servers or protocols; an error unless the server may run alone.
+        self.cluster_sections: list[tuple[SourcePos, str]] = []
+
+    def allow_standalone(self) -> None:
+        """Ignore the sections that a single server cannot apply, with a warning for each."""
+        for pos, key in self.cluster_sections:
+            warn_ignored(self, key, pos)
+
+    def reject_cluster_sections(self) -> None:
+        """Raise an error if there is a section that a single server cannot apply."""
+        for pos, key in self.cluster_sections:
+            fail(pos, f"{key!r}: {NO_CLUSTER_SECTION}")
 
 
 #: Reads a section of the file into the draft.

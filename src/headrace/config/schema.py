@@ -91,6 +91,13 @@ def _read_jetstream_limits(draft: ConfigDraft, value: object, pos: SourcePos) ->
             warn_ignored(draft, key, section.positions[key])
 
 
+def _make_cluster_reader(key: str) -> SectionReader:
+    def read(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
+        draft.cluster_sections.append((pos, key))
+
+    return read
+
+
 def _reject_resolver_tls(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
     fail(pos, "'resolver_tls' is not supported: remove it")
 
@@ -128,6 +135,7 @@ _TOP = SectionSchema(
         "server_name": read_string,
         "server_tags": read_strings,
         "client_advertise": read_string,
+        "standalone": read_bool,
         "allow_insecure": ("allow_remote_without_auth", read_bool),
         "max_payload": read_int,
         "max_pending": read_int,
@@ -171,7 +179,8 @@ _TOP = SectionSchema(
         "resolver account_resolver": read_resolver,
         "resolver_preload": read_resolver_preload,
         "resolver_tls": _reject_resolver_tls,
+        **{key: _make_cluster_reader(key) for key in ("cluster", "gateway", "mqtt")},
     },
-    ignored="cluster connect_error_reports disable_sublist_cache gateway log_size_limit logfile_size_limit "
-    "max_closed_clients max_traced_msg_len mqtt prof_port reconnect_error_reports",
+    ignored="connect_error_reports disable_sublist_cache log_size_limit logfile_size_limit "
+    "max_closed_clients max_traced_msg_len prof_port reconnect_error_reports",
 )

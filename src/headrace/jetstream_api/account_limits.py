@@ -1,9 +1,16 @@
 """Limits of an account and of the server, and current usage, as validation needs them."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 import msgspec
 
 from headrace.jetstream_api.configs import StreamConfig
 from headrace.jetstream_api.errors import ApiError
+
+#: The tier of streams with one replica, the only one that this server uses.
+TIER = "R1"
 
 
 class JetStreamLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +31,14 @@ class JetStreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     server_request_batch: int = 0
     server_duplicate_window: int = 0
 
+    #: The limits of each tier ("R1", "R3") if the account has tiers; those above are of the tier of this server, R1.
+    tiers: Mapping[str, JetStreamLimits] = {}
+
+    @property
+    def lacks_tier(self) -> bool:
+        """Whether the account has tiers, but none for streams with one replica."""
+        return bool(self.tiers) and TIER not in self.tiers
+
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What the account's other streams use: their number, and the sums of their `max_bytes` by storage."""
@@ -39,6 +54,8 @@ NO_USAGE = Usage()
 
 def check_reservation(config: StreamConfig, limits: JetStreamLimits, usage: Usage) -> None:
     """Reject a stream whose `max_bytes` no longer fit, or that allows more consumers than the account."""
+    if limits.lacks_tier:
+        raise ApiError.NO_LIMITS()
     if 0 < limits.max_consumers < config.max_consumers:
         raise ApiError.MAXIMUM_CONSUMERS_LIMIT()
     requested = config.max_bytes if config.max_bytes >= 0 else 1

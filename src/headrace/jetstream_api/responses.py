@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.errors import RequestError
 from headrace.jetstream_api import metadata
-from headrace.jetstream_api.account_limits import JetStreamLimits
+from headrace.jetstream_api.account_limits import TIER, JetStreamLimits
 from headrace.jetstream_api.configs import (
     ApiStruct,
     ConsumerConfig,
@@ -341,6 +341,23 @@ class AccountUsage(NamedTuple):
     consumers: int = 0
 
 
+#: What an account with tiers shows instead of limits for all streams.
+_TIERED = JetStreamLimits(
+    max_memory=0,
+    max_storage=0,
+    max_streams=0,
+    max_consumers=0,
+    max_ack_pending=0,
+    memory_max_stream_bytes=0,
+    storage_max_stream_bytes=0,
+)
+
+
+def _encode_limits(limits: JetStreamLimits) -> JsonObject:
+    names = [name for name in limits.__struct_fields__ if not name.startswith("server_") and name != "tiers"]
+    return {name: getattr(limits, name) for name in names}
+
+
 def encode_account_info(
     account: AccountUsage,
     limits: JetStreamLimits,
@@ -350,10 +367,14 @@ def encode_account_info(
     api_errors: int = 0,
 ) -> bytes:
     body: JsonObject = account._asdict()
-    body["limits"] = {
-        name: getattr(limits, name) for name in limits.__struct_fields__ if not name.startswith("server_")
-    }
+    body["limits"] = _encode_limits(_TIERED if limits.tiers else limits)
     if domain:
         body["domain"] = domain
     body["api"] = {"level": metadata.API_LEVEL, "total": api_total, "errors": api_errors}
+    if limits.tiers:
+        # All streams have one replica, so they use the same tier.
+        body["tiers"] = {
+            name: (account if name == TIER else AccountUsage())._asdict() | {"limits": _encode_limits(tier)}
+            for name, tier in sorted(limits.tiers.items())
+        }
     return encode_response("account_info_response", body)

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import h11
 
 from headrace.monitor.query import Query
+from headrace.net.listen_socket import start_listening
 
 HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 64 * 1024
@@ -105,9 +106,11 @@ class HttpServer:
         self.port = 0
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._server = await asyncio.start_server(
-            self._serve_connection, host, max(port, 0), ssl=tls, limit=HEAD_BYTES_MAX, reuse_address=True
-        )
+        def make_protocol() -> asyncio.StreamReaderProtocol:
+            reader = asyncio.StreamReader(limit=HEAD_BYTES_MAX)
+            return asyncio.StreamReaderProtocol(reader, self._serve_connection)
+
+        self._server = await start_listening(make_protocol, host, port, ssl=tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace._native import describe_core
+from headrace.broker import GLOBAL
+from headrace.config.leafnode_options import LeafnodeRemote, LeafnodeTlsOptions, parse_leafnode_url
 from headrace.config.options import ServerOptions
 from headrace.net.loop_watchdog import LoopStalls
 
@@ -43,6 +45,7 @@ class ServerStats:
     page_counts: dict[str, int]
     loop_stalls: LoopStalls
     leafnodes: int = 0
+    leafnode_port: int = 0
 
 
 def varz(
@@ -53,8 +56,36 @@ def varz(
     limits = {"max_memory": options.max_memory_store, "max_storage": options.max_file_store}
     config = limits | {"store_dir": options.store_dir, "sync_always": True}
     return page | {
-        "jetstream": {"config": config, "stats": jetstream_totals} if jetstream_totals is not None else {}
+        "leaf": _make_leafnodes(options, stats),
+        **{name: {} for name in ("cluster", "gateway", "mqtt")},
+        "jetstream": {"config": config, "stats": jetstream_totals} if jetstream_totals is not None else {},
     }
+
+
+def _make_leafnodes(options: ServerOptions, stats: ServerStats) -> dict[str, Any]:
+    """Return the configured listener for leafnodes and the remotes, without credentials."""
+    settings = options.effective_leafnodes
+    fields: dict[str, Any] = {}
+    if stats.leafnode_port:
+        fields = {
+            "host": settings.host or options.host or "0.0.0.0",
+            "port": stats.leafnode_port,
+            "auth_timeout": settings.auth_timeout_s,
+            "tls_timeout": (settings.tls or LeafnodeTlsOptions()).timeout_s,
+        }
+    if settings.remotes:
+        fields["remotes"] = [_make_remote(remote) for remote in settings.remotes]
+    return fields
+
+
+def _make_remote(remote: LeafnodeRemote) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "local_account": remote.account or GLOBAL,
+        "urls": [parse_leafnode_url(url).host_port for url in remote.urls],
+    }
+    if remote.deny_imports or remote.deny_exports:
+        fields["deny"] = {"exports": list(remote.deny_exports), "imports": list(remote.deny_imports)}
+    return fields
 
 
 def _make_identity(options: ServerOptions, stats: ServerStats) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from headrace.broker.routing.session import UNAUTHORIZED
 from headrace.errors import ProtocolError
 from headrace.net.client_tls import ClientTls
 from headrace.net.connection_context import ConnectionContext
+from headrace.net.listen_socket import get_peer_address
 from headrace.net.listener_profile import ListenerProfile
 from headrace.net.password_verifier import Greeting
 
@@ -84,8 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast("asyncio.Transport", transport)
         # Anything that does not fit into the socket at once counts as a blocked write.
         transport.set_write_buffer_limits(high=0)
-        peername = transport.get_extra_info("peername") or ("", 0)
-        self.client_ip, self.client_port = peername[0], peername[1]
+        self.client_ip, self.client_port = get_peer_address(transport)
         self.start_s = context.loop.time()
         registry = context.registry
         if registry.authenticator.needs_nonce:

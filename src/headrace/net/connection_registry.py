@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace._native import Parser
 from headrace.auth.authenticator import Authenticator, UserIdentity
@@ -17,6 +17,10 @@ from headrace.config.options import ServerOptions
 from headrace.errors import ProtocolError
 from headrace.net.client_connection import ClientConnection
 from headrace.net.listener_profile import ListenerProfile
+from headrace.net.logs import Logger
+
+if TYPE_CHECKING:
+    from headrace.net.protocol_trace import TracedSession
 
 
 class ConnectionObserver(Protocol):
@@ -32,7 +36,10 @@ class ConnectionObserver(Protocol):
 class ConnectionRegistry:
     """The connections of a server's clients, by client id."""
 
-    def __init__(self, accounts: Accounts, options: ServerOptions, authenticator: Authenticator) -> None:
+    def __init__(
+        self, accounts: Accounts, options: ServerOptions, authenticator: Authenticator, log: Logger
+    ) -> None:
+        self._log = log
         self._accounts = accounts
         self.connections: dict[int, ClientConnection] = {}
         self.total_connections = 0
@@ -59,7 +66,7 @@ class ConnectionRegistry:
         """Create the session and the parser of a new connection."""
         self.total_connections += 1
         cid = self.total_connections
-        session = Session(self._accounts.main.router, connection, cid, self._limits, False)
+        session = self._make_session(connection, cid)
         auth_context = connection.auth_context()
         if not self.authenticator.is_required_for(auth_context):
             # A client that needs no authentication gets the same identity as with a CONNECT without credentials.
@@ -71,9 +78,22 @@ class ConnectionRegistry:
         self.connections[cid] = connection
         return session, self.make_parser(session)
 
+    def _make_session(self, connection: ClientConnection, cid: int) -> Session:
+        settings = (self._accounts.main.router, connection, cid, self._limits, False)
+        if not self._log.trace_enabled:
+            return Session(*settings)
+        from headrace.net.protocol_trace import TracedSession
+
+        return TracedSession(self._log, *settings)
+
     def make_parser(self, session: Session) -> Parser:
         """Create a parser for what a session receives."""
-        return Parser(session, self._options.max_control_line, self._max_payload_for(session.identity))
+        parser = Parser(session, self._options.max_control_line, self._max_payload_for(session.identity))
+        if type(session) is Session:
+            return parser
+        from headrace.net.protocol_trace import TracingParser
+
+        return cast("Parser", TracingParser(parser, cast("TracedSession", session)))
 
     def authenticate(self, connection: ClientConnection, fields: Mapping[str, Any]) -> UserIdentity | None:
         """Check the credentials of a CONNECT, and move the session to the account of its user."""

@@ -22,7 +22,7 @@ from headrace.broker.jetstream import ENDPOINTS, AccountJetStream
 from headrace.broker.jetstream_settings import JetStreamSettings
 from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, AtomicBatchBudget, BatchLimits
 from headrace.broker.streams.fast_ingest import FastIngestBudget, FastIngestLimits
-from headrace.config.options import AccountOptions, ServerOptions
+from headrace.config.options import AccountOptions, OptionsError, ServerOptions
 from headrace.errors import StoreError
 from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.net.logs import Logger
@@ -190,6 +190,10 @@ def open_jetstream(
     """Recover the store and open its streams; messages that expired while the server was down are removed on return."""
     loop = asyncio.get_running_loop()
     path = store_path(options, account.name)
+    if options.store_dir and Path(options.store_dir).exists() and not Path(options.store_dir).is_dir():
+        raise OptionsError(
+            f"Can't start JetStream: storage directory is not a directory: {options.store_dir!r}"
+        )
     disk = FileDisk(path, watchdog.watch(loop.call_soon_threadsafe))
     try:
         with name_folder_in_errors(path):

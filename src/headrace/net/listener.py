@@ -19,6 +19,7 @@ from headrace.net.connection import Connection
 from headrace.net.connection_context import ConnectionContext
 from headrace.net.connection_registry import ConnectionRegistry
 from headrace.net.info import InfoTemplate
+from headrace.net.listen_socket import start_listening
 from headrace.net.listener_profile import ListenerProfile, format_address, make_bind_error
 from headrace.net.logs import SILENT_LOGGER, Logger
 from headrace.net.password_verifier import PasswordVerifier
@@ -52,7 +53,7 @@ class Listener:
         self.accounts = accounts
         self.options = options
         self.loop = asyncio.get_running_loop()
-        self.registry = ConnectionRegistry(accounts, options, authenticator or Authenticator(options))
+        self.registry = ConnectionRegistry(accounts, options, authenticator or Authenticator(options), log)
         self.backpressure = ClientBackpressure(self.loop, options, disk, log)
         self._write_scheduler = WriteScheduler(
             self.loop, accounts.dirty, self.backpressure.get_congestion_bytes, self.backpressure.on_send_error
@@ -93,10 +94,10 @@ class Listener:
             log.info("TLS required for client connections")
 
     async def _serve(self) -> None:
-        self._server = await self.loop.create_server(
+        self._server = await start_listening(
             lambda: Connection(self.context, self.profile),
-            self.options.host or "0.0.0.0",
-            max(self.options.port, 0),
+            self.options.host,
+            self.options.port,
             backlog=LISTEN_BACKLOG,
             start_serving=False,
         )
@@ -110,7 +111,7 @@ class Listener:
         settings = self.options.websocket
         host = settings.host or self.options.host
         try:
-            await self._serve_websocket(host or "0.0.0.0", settings.port, tls)
+            await self._serve_websocket(host, settings.port, tls)
         except OSError as error:
             raise make_bind_error(host, settings.port, "websocket { port }", error) from error
         self.context.log.info(f"Listening for websocket clients on {self.websocket_url}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headrace.net.client_tls import ClientTls
 from headrace.net.connection import Connection
 from headrace.net.connection_context import ConnectionContext
+from headrace.net.listen_socket import start_listening
 from headrace.net.listener_profile import ListenerProfile
 from headrace.protocol import websocket
 from headrace.protocol.websocket import HandshakeRejected, WebSocketCodec, WebSocketError
@@ -196,6 +197,6 @@ async def create_websocket_server(
     port: int,
 ) -> asyncio.Server:
     """Create the server for WebSocket clients; raise OSError if the address is not available."""
-    return await context.loop.create_server(
-        lambda: WebSocketConnection(context, *get_profile()), host, max(port, 0), start_serving=False
+    return await start_listening(
+        lambda: WebSocketConnection(context, *get_profile()), host, port, start_serving=False
     )

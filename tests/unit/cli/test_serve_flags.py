@@ -140,6 +140,6 @@ def test_flags_without_effect_are_mentioned() -> None:
 def test_flags_override_the_configuration_file(tmp_path: Path) -> None:
     file = tmp_path / "server.conf"
     file.write_text("port: 1\nserver_name: mill\nmqtt { port: 1 }\n")
-    options, warnings = parse(["-c", str(file), "-p", "2"]).resolve()
+    options, warnings = parse(["-c", str(file), "-p", "2", "--standalone"]).resolve()
     assert (options.port, options.server_name) == (2, "mill")
     assert warnings == (f"{file}:3:1: 'mqtt' has no effect in Headrace",)

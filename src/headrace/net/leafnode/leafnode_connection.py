@@ -22,6 +22,7 @@ from headrace.config.leafnode_options import LeafnodeAddress, LeafnodeRemote
 from headrace.errors import ProtocolError
 from headrace.net.leafnode.leafnode_compression import LeafnodeCompression
 from headrace.net.leafnode.leafnode_input import LeafnodeInput, read_tcp_rtt_s
+from headrace.net.listen_socket import get_peer_address
 from headrace.net.password_verifier import Greeting
 from headrace.net.tls_channel import TlsChannel
 from headrace.net.write_scheduler import SMALL_FANOUT_BYTES
@@ -92,8 +93,7 @@ class LeafnodeConnection(LeafnodeInput):
         # uvloop's transports have asyncio's methods but not its base class.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        peername = transport.get_extra_info("peername") or ("", 0)
-        self.client_ip, self.client_port = peername[0], peername[1]
+        self.client_ip, self.client_port = get_peer_address(transport)
         self._rtt_start_s = self._loop.time()
         self._listener.connections[self.session.cid] = self
         if self._remote is not None:

@@ -29,6 +29,7 @@ from headrace.net.connection_context import ConnectionContext
 from headrace.net.leafnode.dialer import LeafnodeDialer
 from headrace.net.leafnode.leafnode_connection import LeafnodeConnection
 from headrace.net.leafnode.leafnode_tls import make_leafnode_client_context, make_leafnode_server_context
+from headrace.net.listen_socket import start_listening
 from headrace.net.listener_profile import make_bind_error
 from headrace.net.logs import SILENT_LOGGER, Logger
 from headrace.protocol import server_lines
@@ -85,10 +86,10 @@ class LeafnodeListener:
             if leafnode_options.tls is not None:
                 self.tls = make_leafnode_server_context(leafnode_options.tls)
             try:
-                self._server = await asyncio.get_running_loop().create_server(
+                self._server = await start_listening(
                     lambda: LeafnodeConnection(self, self._get_or_create_leafnodes(GLOBAL)),
                     self.host,
-                    max(leafnode_options.port, 0),
+                    leafnode_options.port,
                 )
             except OSError as error:
                 raise make_bind_error(
