@@ -114,6 +114,10 @@ STATUS_HEADERS: Table = {
         "On a request through a service import: JSON with the account of the requester; with "
         "`share: true` also its user, address and client."
     ),
+    "Nats-Trace-Dest": "[Message tracing](tracing.md): the subject for the events.",
+    "Nats-Trace-Only": "Message tracing: `true` traces the message without delivering it.",
+    "Nats-Trace-Hop": "Message tracing: the number of the server on the way; set by servers.",
+    "Nats-Trace-Origin-Account": "Message tracing: a header of old servers, which disables it.",
     "Nats-Stream-Identity": (
         "On requests and responses for sourcing consumers: distinguishes a stream from a later "
         "stream with the same name."

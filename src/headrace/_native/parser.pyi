@@ -16,6 +16,7 @@ class ClientState:
     no_responders: bool
     authenticated: bool
     has_permissions: bool
+    traces_external: bool
     dirty: bool
     in_msgs: int
     in_bytes: int

@@ -141,6 +141,17 @@ cdef inline bint is_reserved_reply(const char *at, Py_ssize_t size) noexcept nog
     return dot != NULL and at + size - dot > 5 and memcmp(dot, b".API.", 5) == 0
 
 
+cdef inline bint asks_for_trace(const char *header, Py_ssize_t size) noexcept nogil:
+    """Return whether a header block may contain `Nats-Trace-Dest`; its capital D is rare, so this is one fast search."""
+    cdef const char *end = header + size
+    cdef const char *at = <const char *>memchr(header, 68, size)
+    while at != NULL:
+        if at - header >= 11 and end - at >= 4 and memcmp(at - 11, b"Nats-Trace-Dest", 15) == 0:
+            return True
+        at = <const char *>memchr(at + 1, 68, end - at - 1)
+    return False
+
+
 cdef bint pattern_affects_key(const char *pattern, const char *pattern_end, const char *key, const char *key_end, int kind) noexcept nogil:
     """Return whether a pattern matches some subject that a cached key covers."""
     cdef const char *p
@@ -187,13 +198,14 @@ cdef class ClientState:
     Anyone may append to `buffer` and then call `mark_dirty()`. The `chunks` before it, `chunk_bytes` bytes in all, are
     payloads shared with other clients and what was written between them. A subclass implements control operations.
     `table` may be replaced by one with the same list of dirty clients. `fanout_bytes` is roughly what its messages
-    added to all outputs.
+    added to all outputs. `traces_external`: any message with headers may have to be traced.
     """
 
     cdef public bytearray buffer
     cdef list chunks
     cdef readonly Py_ssize_t chunk_bytes
     cdef public bint headers, echo, verbose, pedantic, no_responders, authenticated, has_permissions, dirty
+    cdef public bint traces_external
     cdef public long long in_msgs, in_bytes, out_msgs, out_bytes, fanout_bytes
     cdef public RouteTable table
 
@@ -889,6 +901,9 @@ cdef class Parser:
         cdef Py_ssize_t received = 0
         client.in_msgs += 1
         client.in_bytes += pub.total
+        if pub.header > 0 and (client.traces_external or asks_for_trace(body, pub.header)):
+            if self.publish_traced(pub, body):
+                return
         if self.table is not client.table:
             self.table, route = client.table, None
         if route is None or not route.valid or not route.covers(pub.subject.at, pub.subject.size):
@@ -916,6 +931,15 @@ cdef class Parser:
                 PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size),
                 PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size),
             )
+
+    cdef bint publish_traced(self, Publication *pub, const char *body) except -1:
+        """Publish a message that may have to be traced; return False, without any effect, if it need not be."""
+        return self.client.on_traced_publish(
+            PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size),
+            PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size),
+            PyBytes_FromStringAndSize(body, pub.header),
+            PyBytes_FromStringAndSize(body + pub.header, pub.total - pub.header),
+        )
 
     cdef inline bint may_use_reply(self, Publication *pub) except -1:
         """Return whether the client may use this reply subject: it is neither reserved for the server nor denied."""

@@ -25,6 +25,7 @@ BLANK_VERBS = (b"PUB", b"SUB", b"HPUB", b"UNSUB", b"INFO", b"-ERR")
 FREE_VERBS = (b"CONNECT", b"PING", b"PONG", b"+OK")
 VERBS = FREE_VERBS + BLANK_VERBS
 ARGLESS = (b"PING", b"PONG", b"+OK")
+TRACE_DEST = b"Nats-Trace-Dest"
 DENIED_PREFIXES = (b"$NRG.", b"_GR_.")
 #: Payloads of at least this size are not copied for each of several receivers.
 SHARED_MIN = 16384
@@ -81,7 +82,7 @@ class ClientState:
     Anyone may append to `buffer` and then call `mark_dirty()`. The `chunks` before it, `chunk_bytes` bytes in all, are
     payloads shared with other clients and what was written between them. A subclass implements control operations.
     `table` may be replaced by one with the same list of dirty clients. `fanout_bytes` is roughly what its messages
-    added to all outputs.
+    added to all outputs. `traces_external`: any message with headers may have to be traced.
     """
 
     __slots__ = (
@@ -101,6 +102,7 @@ class ClientState:
         "out_msgs",
         "pedantic",
         "table",
+        "traces_external",
         "verbose",
     )
 
@@ -111,6 +113,7 @@ class ClientState:
         self.chunk_bytes = 0
         self.echo = self.verbose = self.pedantic = True
         self.headers = self.no_responders = self.authenticated = self.has_permissions = self.dirty = False
+        self.traces_external = False
         self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = self.fanout_bytes = 0
 
     def mark_dirty(self) -> None:
@@ -323,11 +326,8 @@ class RouteTable:
         """Write a message to all receivers of a route."""
         received = 0
         muted = source if source is not None and not source.echo else None
-        subscribers, queue_groups, internal_subscribers = (
-            route.subscribers,
-            route.queue_groups,
-            route.internal_subscribers,
-        )
+        subscribers, queue_groups = route.subscribers, route.queue_groups
+        internal_subscribers = route.internal_subscribers
         shared = len(payload) >= SHARED_MIN and len(subscribers) > 1
         for sub in subscribers:
             if sub.client is not muted and not sub.closed:
@@ -488,12 +488,9 @@ class Parser:
             raise ProtocolError(None)
 
     def _sub(self, words: list[bytes]) -> None:
-        if len(words) == 2:
-            self.client.on_sub(words[0], None, words[1])
-        elif len(words) == 3:
-            self.client.on_sub(words[0], words[1], words[2])
-        else:
+        if not 2 <= len(words) <= 3:
             raise ProtocolError(None)
+        self.client.on_sub(words[0], words[1] if len(words) == 3 else None, words[-1])
 
     def _parse_publish(self, words: list[bytes], headed: bool) -> None:
         """Parse `subject [reply] [header-size] size` of PUB or HPUB; the payload comes next."""
@@ -532,6 +529,9 @@ class Parser:
         subject, reply = pub.subject, pub.reply
         client.in_msgs += 1
         client.in_bytes += pub.total_size
+        traced = header and (client.traces_external or TRACE_DEST in header)
+        if traced and client.on_traced_publish(subject, reply, header, payload):
+            return
         if subject.startswith(DENIED_PREFIXES) or (
             client.has_permissions and not client.may_publish(subject)
         ):

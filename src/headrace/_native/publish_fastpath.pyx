@@ -68,7 +68,8 @@ cdef class PublishFastPath:
     The pure version describes the attributes; `publish_handler.py` has the protocols of the collaborators.
     """
 
-    cdef object _handler, _after_append, _parse_ttl, _append, _now_ns, _track_expiry, _expire_slice
+    cdef readonly object handler
+    cdef object _after_append, _parse_ttl, _append, _now_ns, _track_expiry, _expire_slice
     cdef public PendingReplies pending_replies
     cdef public DedupWindow dedup
     cdef public OpenBatch open_batch
@@ -78,7 +79,7 @@ cdef class PublishFastPath:
     cdef int64_t ttl_s
 
     def __init__(self, handler, log, clock, retention, PendingReplies pending_replies not None):
-        self._handler = handler
+        self.handler = handler
         self._parse_ttl = handler.parse_ttl
         self._append = log.append
         self._now_ns = clock.now_ns
@@ -97,13 +98,13 @@ cdef class PublishFastPath:
               bytes payload not None):
         """Handle a publish on one of the stream's subjects."""
         if is_fast_ingest(reply):
-            self._handler.on_fast_ingest(session, subject, reply, header, payload)
+            self.handler.on_fast_ingest(session, subject, reply, header, payload)
         elif not self.enabled:
-            self._handler.on_publish(session, subject, reply, header, payload)
+            self.handler.on_publish(session, subject, reply, header, payload)
         elif PyBytes_GET_SIZE(header) == 0:
             self.store(subject, reply, header, payload, self._now_ns(), 0, b"")
         elif not self.publish_with_headers(subject, reply, header, payload):
-            self._handler.on_publish(session, subject, reply, header, payload)
+            self.handler.on_publish(session, subject, reply, header, payload)
 
     cdef bint publish_with_headers(self, bytes subject, bytes reply, bytes header, bytes payload) except -1:
         """Store a message with headers; return False, without any effect, if it needs the slow path."""
@@ -171,7 +172,7 @@ cdef class PublishFastPath:
             elif ttl_s:
                 self._track_expiry(seq, time_ns, ttl_s)
         except StoreError as failure:
-            self._handler.on_store_error(reply, failure)
+            self.handler.on_store_error(reply, failure)
             return
         self.mark_dirty()
         if self.sends_acks and PyBytes_GET_SIZE(reply):
@@ -180,4 +181,4 @@ cdef class PublishFastPath:
     cdef inline mark_dirty(self):
         if not self.dirty:
             self.dirty = True
-            self._handler.on_first_change()
+            self.handler.on_first_change()

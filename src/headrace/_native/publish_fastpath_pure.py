@@ -50,7 +50,6 @@ class PublishFastPath:
         "_after_append",
         "_append",
         "_expire_slice",
-        "_handler",
         "_now_ns",
         "_parse_ttl",
         "_track_expiry",
@@ -59,6 +58,7 @@ class PublishFastPath:
         "dedup",
         "dirty",
         "enabled",
+        "handler",
         "last_message_id",
         "open_batch",
         "pending_replies",
@@ -76,7 +76,7 @@ class PublishFastPath:
         retention: MessageRetention,
         pending_replies: PendingReplies,
     ) -> None:
-        self._handler = handler
+        self.handler = handler
         self._parse_ttl = handler.parse_ttl
         self._append = log.append
         self._now_ns = clock.now_ns
@@ -94,13 +94,13 @@ class PublishFastPath:
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Handle a publish on one of the stream's subjects."""
         if reply.endswith(b".$FI"):
-            self._handler.on_fast_ingest(session, subject, reply, header, payload)
+            self.handler.on_fast_ingest(session, subject, reply, header, payload)
         elif not self.enabled:
-            self._handler.on_publish(session, subject, reply, header, payload)
+            self.handler.on_publish(session, subject, reply, header, payload)
         elif not header:
             self._store(subject, reply, header, payload, self._now_ns(), 0, b"")
         elif not self._publish_with_headers(subject, reply, header, payload):
-            self._handler.on_publish(session, subject, reply, header, payload)
+            self.handler.on_publish(session, subject, reply, header, payload)
 
     def _publish_with_headers(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> bool:
         """Store a message with headers; return False, without any effect, if it needs the slow path."""
@@ -165,7 +165,7 @@ class PublishFastPath:
             elif ttl_s:
                 self._track_expiry(seq, time_ns, ttl_s)
         except StoreError as failure:
-            self._handler.on_store_error(reply, failure)
+            self.handler.on_store_error(reply, failure)
             return
         self._mark_dirty()
         if self.sends_acks and reply:
@@ -174,4 +174,4 @@ class PublishFastPath:
     def _mark_dirty(self) -> None:
         if not self.dirty:
             self.dirty = True
-            self._handler.on_first_change()
+            self.handler.on_first_change()

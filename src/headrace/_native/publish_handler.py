@@ -20,6 +20,9 @@ class PublishHandler(Protocol):
     ) -> None:
         """Process a member of a fast-ingest batch, which its reply subject identifies."""
 
+    def on_traced_publish(self, trace: Any, session: Any, message: Any) -> None:
+        """Process a publish whose way through the server is traced."""
+
     def on_store_error(self, reply: bytes, failure: StoreError) -> None:
         """Reply to a publish that the store rejected."""
 

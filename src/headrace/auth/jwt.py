@@ -88,6 +88,7 @@ class JwtImport(msgspec.Struct, frozen=True, kw_only=True):
     to: str = ""
     local_subject: str = ""
     share: bool = False
+    allow_trace: bool = False
 
 
 class JwtExport(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ class JwtExport(msgspec.Struct, frozen=True, kw_only=True):
     response_type: str = ""
     response_threshold: int = 0
     account_token_position: int = 0
+    allow_trace: bool = False
 
 
 class JwtAccountLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +132,11 @@ class JwtMappingTarget(msgspec.Struct, frozen=True):
     cluster: str = ""
 
 
+class JwtTrace(msgspec.Struct, frozen=True, kw_only=True):
+    dest: str = ""
+    sampling: int = 0
+
+
 class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
     type: str = ""
     imports: tuple[JwtImport, ...] = ()
@@ -139,6 +146,7 @@ class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
     revocations: dict[str, int] = {}
     mappings: dict[str, tuple[JwtMappingTarget, ...]] = {}
     default_permissions: JwtUserPermissions = JwtUserPermissions()
+    trace: JwtTrace | None = None
 
 
 class OperatorBody(msgspec.Struct, frozen=True, kw_only=True):

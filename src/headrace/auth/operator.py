@@ -39,6 +39,7 @@ from headrace.broker.routing.subject_mapping import (
     SubjectMapping,
 )
 from headrace.config.options import AccountOptions, ServerOptions
+from headrace.config.trace_options import NO_TRACE, TraceOptions
 from headrace.errors import AuthError
 from headrace.protocol import subjects
 
@@ -167,6 +168,7 @@ class OperatorTrust:
             exports=exports,
             imports=tuple(entry for entry in imports if entry is not None),
             subject_mappings=_make_subject_mappings(claims),
+            trace=TraceOptions(body.trace.dest, body.trace.sampling or 100) if body.trace else NO_TRACE,
         )
 
     def _make_import(self, entry: JwtImport, importer: AccountClaims, now_s: float) -> Import | None:
@@ -181,7 +183,15 @@ class OperatorTrust:
         if not subjects.is_valid(subject):
             return None
         token_accepted = bool(entry.token) and self._is_import_authorized(entry, subject, importer, now_s)
-        return Import(kind, entry.account, subject, local, share=entry.share, token_accepted=token_accepted)  # type: ignore[arg-type]
+        return Import(
+            kind,  # type: ignore[arg-type]
+            entry.account,
+            subject,
+            local,
+            share=entry.share,
+            token_accepted=token_accepted,
+            allow_trace=entry.allow_trace,
+        )
 
     def _is_import_authorized(
         self, entry: JwtImport, subject: bytes, importer: AccountClaims, now_s: float
@@ -375,4 +385,5 @@ def _make_export(entry: JwtExport) -> Export:
         revoked=tuple(entry.revocations.items()),
         response=_RESPONSE_TYPES.get(entry.response_type, "singleton"),  # type: ignore[arg-type]
         response_timeout_ns=entry.response_threshold or RESPONSE_TIMEOUT_NS,
+        allow_trace=entry.allow_trace,
     )

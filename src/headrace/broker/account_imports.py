@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.broker.reply_map import ReplyMap
 from headrace.broker.routing.exports import (
+    RESPONSE_TIMEOUT_NS,
     Export,
     Import,
     check_import,
@@ -22,8 +23,10 @@ from headrace.broker.routing.exports import (
     map_to_importer,
     wildcard_form,
 )
+from headrace.broker.routing.message_trace import DEST, disable
 from headrace.broker.routing.router import SubjectRouter
 from headrace.broker.routing.subscription_trie import ImportPattern, ImportTarget, select_group
+from headrace.broker.routing.traced_delivery import StreamExport, TracedDelivery, TracedMessage
 from headrace.protocol import headers, subjects
 
 if TYPE_CHECKING:
@@ -35,19 +38,32 @@ REQUEST_INFO = b"Nats-Request-Info"
 _INFO_LINE = re.compile(rb"(?i)[\r\n]+nats-request-info[ \t]*:[^\r\n]*(?=[\r\n]|$)")
 
 
+def get_account_name(router: SubjectRouter) -> str:
+    """Return the name of a router's account, as message traces show it."""
+    return router.tracing.account if router.tracing is not None else ""
+
+
 # Streams
 
 
 class StreamImport(ImportPattern):
     """An entry in the exporter's router; messages that match are published in the importer's."""
 
-    __slots__ = ("_exporter_router", "_importer_router", "_local_pattern", "_map_subject", "_subject")
+    __slots__ = (
+        "_allow_trace",
+        "_exporter_router",
+        "_importer_router",
+        "_local_pattern",
+        "_map_subject",
+        "_subject",
+    )
 
     def __init__(
         self, exporter_router: SubjectRouter, importer_router: SubjectRouter, wanted: Import
     ) -> None:
         self._exporter_router, self._importer_router = exporter_router, importer_router
         self._subject, self._local_pattern = wanted.subject, wildcard_form(wanted.local)
+        self._allow_trace = wanted.allow_trace
         self._map_subject = map_to_importer(wanted.subject, wanted.local)
 
     def open(self) -> None:
@@ -64,19 +80,27 @@ class StreamImport(ImportPattern):
             self._exporter_router.notify_interest(self._subject)
 
     def resolve(self, subject: bytes) -> ImportTarget:
-        return StreamImportTarget(self._importer_router, subject, self._map_subject(subject))
+        export = StreamExport(get_account_name(self._importer_router), self._subject, self._allow_trace)
+        return StreamImportTarget(self._importer_router, subject, self._map_subject(subject), export)
 
 
 class StreamImportTarget(ImportTarget):
-    __slots__ = ("_mapped_subject", "_router", "_subject")
+    __slots__ = ("_export", "_mapped_subject", "_router", "_subject")
 
-    def __init__(self, router: SubjectRouter, subject: bytes, mapped_subject: bytes) -> None:
+    def __init__(
+        self, router: SubjectRouter, subject: bytes, mapped_subject: bytes, export: StreamExport
+    ) -> None:
         self._router, self._subject, self._mapped_subject = router, subject, mapped_subject
+        self._export = export
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         if subject == self._subject:
             return self._router.publish(self._mapped_subject, reply, header, payload)
         return self._router.deliver(self._mapped_subject, subject, reply, header, payload)
+
+    def on_traced(self, delivery: TracedDelivery, message: TracedMessage) -> int:
+        mapped = message._replace(subject=self._mapped_subject)
+        return delivery.publish(self._router.table, self._export.account, mapped, self._export)
 
     def has_interest(self, queue: bytes | None) -> bool:
         return self._router.has_interest(self._mapped_subject, queue)
@@ -159,6 +183,54 @@ class ServiceImport(ImportPattern):
         self, session: Any, mapped_subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> int:
         """Send a request in the exporting account; return how many received it."""
+        return self._request(
+            session,
+            reply,
+            header,
+            lambda mapped_reply, block: self._exporter_router.publish(
+                mapped_subject, mapped_reply, block, payload
+            ),
+        )
+
+    def request_traced(self, delivery: TracedDelivery, mapped_subject: bytes, message: TracedMessage) -> int:
+        """Send a traced request; the trace continues in the exporting account if the export allows it."""
+        trace, session = delivery.trace, delivery.source
+        exporter = get_account_name(self._exporter_router)
+        trace.add_service_import(exporter, message.subject, mapped_subject)
+        if not self._export.allow_trace:
+            if trace.trace_only:
+                return 0
+            header = disable(message.header)
+            return self.request(session, mapped_subject, message.reply, header, message.payload)
+        # Servers that get the message over a leafnode connection send their events to this subject.
+        far, hops = self._exporter_replies, trace.hops
+        dest = far.map_reply(self._importer_replies, trace.dest, many=True, timeout_ns=RESPONSE_TIMEOUT_NS)
+        header = headers.replace(message.header, DEST, dest)
+        received = self._request(
+            session,
+            message.reply,
+            header,
+            lambda mapped_reply, block: delivery.publish(
+                self._exporter_router.table,
+                exporter,
+                TracedMessage(mapped_subject, mapped_reply, block, message.payload),
+            ),
+            drop_reply=trace.trace_only,
+        )
+        if trace.hops == hops:
+            far.cancel(dest)
+        return received
+
+    def _request(
+        self,
+        session: Any,
+        reply: bytes,
+        header: bytes,
+        publish: Callable[[bytes, bytes], int],
+        *,
+        drop_reply: bool = False,
+    ) -> int:
+        """Publish a request with a reply subject of the exporting account and information about the requester."""
         if self._in_request:
             return 0  # the request came back to where it started
         export, far = self._export, self._exporter_replies
@@ -170,10 +242,10 @@ class ServiceImport(ImportPattern):
         try:
             with self._request_chain.enter(session, self._importer, self._share) as request_info:
                 block = _add_request_info(header, request_info)
-                received = self._exporter_router.publish(mapped_subject, mapped_reply, block, payload)
+                received = publish(mapped_reply, block)
         finally:
             self._in_request = False
-        if not received:
+        if not received or drop_reply:
             far.cancel(mapped_reply)
         return received
 
@@ -186,6 +258,9 @@ class ServiceImportTarget(ImportTarget):
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         return self._service_import.request(session, self._mapped_subject, reply, header, payload)
+
+    def on_traced(self, delivery: TracedDelivery, message: TracedMessage) -> int:
+        return self._service_import.request_traced(delivery, self._mapped_subject, message)
 
     def has_interest(self, queue: bytes | None) -> bool:
         return self._service_import.has_interest(self._mapped_subject, queue)

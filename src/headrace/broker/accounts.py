@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.routing.message_trace import AccountTracing, TraceServer
 from headrace.broker.routing.router import CallSoon, SubjectRouter
 
 if TYPE_CHECKING:
@@ -64,14 +65,17 @@ class Accounts:
         self._wakeup: Callable[[], None] | None = None
         self._call_soon: CallSoon | None = None
         self.dirty: list[Any] = []
+        self.trace_server = TraceServer()
         self.main = self.get_or_create(GLOBAL)
         self.system = self.get_or_create(system)
+        self.trace_server.system_account = system
 
     def get_or_create(self, name: str) -> Account:
         """Return the account with that name; create it if it does not exist."""
         account = self._by_name.get(name)
         if account is None:
             account = self._by_name[name] = Account(name, SubjectRouter(dirty=self.dirty))
+            account.router.tracing = AccountTracing(name, self.trace_server)
             account.router.set_wakeup(self._wakeup, self._call_soon)
         return account
 

@@ -10,10 +10,12 @@ import heapq
 import random
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.routing.message_trace import disable
 from headrace.broker.routing.subscription_trie import ImportTarget
 
 if TYPE_CHECKING:
     from headrace.broker.routing.router import SubjectRouter
+    from headrace.broker.routing.traced_delivery import TracedDelivery, TracedMessage
     from headrace.broker.timers import TimerHandle, Timers
 
 PENDING_MAX = 65_536
@@ -74,6 +76,16 @@ class PendingReply(ImportTarget):
         else:
             self._reply_map.extend(self)
         return received
+
+    def on_traced(self, delivery: TracedDelivery, message: TracedMessage) -> int:
+        """Forward a traced reply: the trace ends at the border of the account."""
+        tracing = self._requester_router.tracing
+        delivery.trace.add_service_import(
+            tracing.account if tracing is not None else "", message.subject, self._reply
+        )
+        if delivery.trace.trace_only:
+            return 0
+        return self.on_message(delivery.source, *message._replace(header=disable(message.header)))
 
     def has_interest(self, queue: bytes | None) -> bool:
         return self._requester_router.has_interest(self._reply, queue)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.leafnode_options import LeafnodeOptions
 from headrace.config.open_listeners import find_open_listener, is_loopback
+from headrace.config.trace_options import NO_TRACE, TraceOptions
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class AccountOptions:
     exports: tuple[Export, ...] = ()
     imports: tuple[Import, ...] = ()
     subject_mappings: tuple[SubjectMapping, ...] = ()
+    trace: TraceOptions = NO_TRACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +191,6 @@ class ServerOptions:
     log_time_utc: bool = False
     debug: bool = False
     trace: bool = False
-    #: Run alone although the configuration file has sections about a cluster, gateways or MQTT.
     standalone: bool = False
     pid_file: str = ""
     ports_file_dir: str = ""

@@ -36,6 +36,7 @@ from headrace.config.readers import (
     read_value,
 )
 from headrace.config.schema_users import add_users
+from headrace.config.trace_options import NO_TRACE, TraceOptions
 from headrace.durations import parse_duration_ns
 from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
 from headrace.protocol import subjects
@@ -50,6 +51,7 @@ _ACCOUNT = SectionSchema(
         "imports": read_any,
         "limits": read_any,
         "mappings maps": read_any,
+        "trace_dest msg_trace": read_any,
         "default_permissions": read_any,
     },
 )
@@ -116,8 +118,26 @@ def _read_account(draft: ConfigDraft, name: str, value: object, pos: SourcePos) 
         exports=tuple(_read_export(draft, entry, pos) for entry in _read_list(found, "exports", pos)),
         imports=tuple(_read_import(draft, entry, pos) for entry in _read_list(found, "imports", pos)),
         subject_mappings=_parse_mappings(draft, found["mappings"], pos) if "mappings" in found else (),
+        trace=_read_trace(draft, found["trace_dest"], pos) if "trace_dest" in found else NO_TRACE,
     )
     return _ParsedAccount(account, pos)
+
+
+def _read_trace(draft: ConfigDraft, value: object, pos: SourcePos) -> TraceOptions:
+    """Read `trace_dest: "subject"`, or a section with `dest` and `sampling`."""
+    found = {"dest": value} if isinstance(value, str) else _TRACE.read(draft, value, pos)
+    options = TraceOptions(**found)
+    if not subjects.is_valid_publish(options.dest.encode()):
+        fail(pos, f"trace destination {options.dest!r} is not a subject to publish to")
+    if not 0 < options.sampling <= 100:
+        fail(pos, f"the sampling of traces is {options.sampling} percent: use 1 to 100")
+    return options
+
+
+_TRACE = SectionSchema(
+    "trace_dest",
+    {"dest": read_string, "sampling": lambda value: int(read_string(value).removesuffix("%"))},
+)
 
 
 def read_mappings(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
@@ -174,8 +194,8 @@ def _read_jetstream_limits(draft: ConfigDraft, value: object, pos: SourcePos) ->
 
 # Exports and imports
 
-#: Message traces and service latencies are not supported; ignoring them does not affect messages.
-_IGNORED_KEYS = "allow_trace latency"
+#: Service latencies are not supported; ignoring them does not affect messages.
+_IGNORED_KEYS = "latency"
 _EXPORT = SectionSchema(
     "exports",
     {
@@ -183,6 +203,7 @@ _EXPORT = SectionSchema(
         "service": read_string,
         "accounts": read_strings,
         "account_token_position": ("account_token", read_int),
+        "allow_trace": read_bool,
         "response response_type": read_string,
         "threshold response_threshold response_max_time response_time": (
             "response_timeout_ns",
@@ -200,7 +221,14 @@ _RESPONSE_TYPES = {
 }
 _IMPORT = SectionSchema(
     "imports",
-    {"stream": read_any, "service": read_any, "prefix": read_string, "to": read_string, "share": read_bool},
+    {
+        "stream": read_any,
+        "service": read_any,
+        "prefix": read_string,
+        "to": read_string,
+        "share": read_bool,
+        "allow_trace": read_bool,
+    },
     ignored=_IGNORED_KEYS,
 )
 
@@ -227,6 +255,8 @@ def _read_export(draft: ConfigDraft, value: object, pos: SourcePos) -> Export:
         fail(inner_pos, f"unknown response type {response!r}: use singleton, stream or chunked")
     if kind == "stream" and ("response" in found or "response_timeout_ns" in found):
         fail(inner_pos, "only services have a response")
+    if kind == "stream" and "allow_trace" in found:
+        fail(inner_pos, "allow_trace belongs to the import of a stream, or to the export of a service")
     names = found.get("accounts")
     return Export(
         kind,  # type: ignore[arg-type]
@@ -235,6 +265,7 @@ def _read_export(draft: ConfigDraft, value: object, pos: SourcePos) -> Export:
         account_token=found.get("account_token", 0),
         response=_RESPONSE_TYPES[response],  # type: ignore[arg-type]
         response_timeout_ns=found.get("response_timeout_ns", RESPONSE_TIMEOUT_NS),
+        allow_trace=found.get("allow_trace", False),
     )
 
 
@@ -249,6 +280,8 @@ def _read_import(draft: ConfigDraft, value: object, pos: SourcePos) -> Import:
         fail(inner_pos, "an import names an account and a subject")
     if "prefix" in found and ("to" in found or kind == "service"):
         fail(inner_pos, "a prefix is for streams, and not together with 'to'")
+    if kind == "service" and "allow_trace" in found:
+        fail(inner_pos, "allow_trace belongs to the export of a service, or to the import of a stream")
     subject = _parse_subject(exported["subject"], inner_pos)
     local = found.get(
         "to", f"{found['prefix'].rstrip('.')}.{exported['subject']}" if "prefix" in found else ""
@@ -259,6 +292,7 @@ def _read_import(draft: ConfigDraft, value: object, pos: SourcePos) -> Import:
         subject,
         _parse_subject(local, inner_pos) if local else subject,
         share=found.get("share", False),
+        allow_trace=found.get("allow_trace", False),
     )
     try:
         (

@@ -38,6 +38,8 @@ class SystemAccountService:
 
     def subscribe(self) -> None:
         """Subscribe to the requests; for accounts created later call `add_account`."""
+        trace_server = self._server.accounts.trace_server
+        trace_server.make_server_info, trace_server.now_ns = self.make_server_info, self._server.now_ns
         router = self._server.accounts.system.router
         server_id = self._server.server_id.encode()
         for target in (b"PING", server_id):

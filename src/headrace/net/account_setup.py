@@ -16,6 +16,7 @@ from headrace.broker.account_imports import AccountImports
 from headrace.broker.routing.exports import AccountImportError, Export, Import, check_import, drop_cycles
 from headrace.broker.routing.subject_mapping import SubjectMapping, set_subject_mappings
 from headrace.config.options import AccountOptions, OptionsError, ServerOptions
+from headrace.config.trace_options import NO_TRACE
 from headrace.net.logs import Logger
 from headrace.net.loop_watchdog import LoopWatchdog
 
@@ -72,6 +73,7 @@ class AccountSetup:
             self._get_jetstream_setup(options).apply(options, account_configs)
         self._apply_imports(account_configs, imports)
         self._apply_subject_mappings(options, account_configs)
+        self._apply_tracing(account_configs)
         self._schedule_token_check(options, authenticator, now_s)
 
     def _schedule_token_check(
@@ -191,6 +193,15 @@ class AccountSetup:
                 set_subject_mappings(account.router, mappings)
                 for session in account.sessions:
                     session.table = account.router.client_table
+
+    def _apply_tracing(self, account_configs: dict[str, AccountOptions]) -> None:
+        for account in self._accounts:
+            config, tracing = account_configs.get(account.name), account.router.tracing
+            trace = config.trace if config is not None else NO_TRACE
+            if tracing is not None:
+                tracing.dest, tracing.sampling = trace.dest.encode(), trace.sampling
+            for session in account.sessions:
+                session.apply_tracing()
 
     def close(self) -> None:
         """Close imports between accounts, then their JetStreams."""

@@ -183,6 +183,57 @@ def test_wake_is_called_once_a_turn(desk: Desk) -> None:
     assert desk.hub.dirty == [one.session, two.session]
 
 
+def record_traced(monkeypatch: pytest.MonkeyPatch, session: Any, *, handled: bool) -> list[tuple[bytes, ...]]:
+    """The messages that the parser gives to the session because they may have to be traced."""
+    calls: list[tuple[bytes, ...]] = []
+
+    def on_traced_publish(self: Any, *message: bytes) -> bool:
+        calls.append(message)
+        return handled
+
+    monkeypatch.setattr(type(session), "on_traced_publish", on_traced_publish)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("header", "asked"),
+    [
+        (b"NATS/1.0\r\nNats-Trace-Dest: t\r\n\r\n", True),
+        (b"NATS/1.0\r\nD: DD\r\nNats-Trace-Dest:t\r\n\r\n", True),
+        (b"NATS/1.0\r\nNats-Trace-Dest", True),
+        (b"NATS/1.0\r\nNats-Trace-Des", False),
+        (b"Dest: Nats-Trace-\r\nD", False),
+        (b"NATS/1.0\r\nnats-trace-Dest: t\r\n\r\n", False),
+    ],
+)
+def test_only_messages_with_a_trace_header_may_be_traced(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, header: bytes, asked: bool
+) -> None:
+    """And they are published like others if the session does not handle them."""
+    client = desk.client()
+    client.say(b"SUB a 1\r\n")
+    calls = record_traced(monkeypatch, client.session, handled=False)
+    line = b"HPUB a r %d %d\r\n" % (len(header), len(header) + 2)
+    expected = b"HMSG a 1 r %d %d\r\n%shi\r\n" % (len(header), len(header) + 2, header)
+    assert client.say(line + header + b"hi\r\n") == expected
+    assert calls == ([(b"a", b"r", header, b"hi")] if asked else [])
+    client.say(b"PUB a 15\r\nNats-Trace-Dest\r\n")
+    assert len(calls) == int(asked)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_with_external_traces_every_header_is_looked_at(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, external: bool
+) -> None:
+    client = desk.client()
+    client.session.traces_external = external
+    calls = record_traced(monkeypatch, client.session, handled=True)
+    client.say(b"SUB a 1\r\n")
+    delivered = b"" if external else b"HMSG a 1 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"
+    assert client.say(b"HPUB a 12 14\r\nNATS/1.0\r\n\r\nhi\r\n") == delivered
+    assert len(calls) == int(external)
+
+
 class TestRoutes:
     def route(self, desk: Desk, subject: bytes) -> Any:
         return desk.hub.get_route(subject)

@@ -99,6 +99,9 @@ class RequestInProgress:
 class ApiDispatcher:
     """Handles every API request of the account: so many per turn of the event loop, the rest in later turns."""
 
+    #: Message traces show API requests as a service of the system account.
+    is_system_service = True
+
     __slots__ = (
         "_endpoints",
         "_handled_this_turn",

@@ -18,7 +18,8 @@ from headrace.protocol.json_exceptions import JSON_ERRORS
 SAME_CLUSTER = "remote leafnode has same cluster name"
 WRONG_PORT = "attempted to connect to wrong port"
 CLIENT_ON_LEAFNODE_PORT = "attempted to connect to leaf node port"
-PROTOCOL = 1
+#: The version of the protocol between servers in which they continue message traces.
+PROTOCOL = 3
 #: How long a server that dialed waits before it retries after an error that would only happen again.
 LOOP_DELAY_S = 30.0
 _DELAYS = (("Loop detected", LOOP_DELAY_S), (SAME_CLUSTER, 30.0), ("Permissions Violation", 30.0))
@@ -45,6 +46,7 @@ class LeafnodePeer:
     domain: str = ""
     version: str = ""
     remote_account: str = ""
+    protocol: int = 0
 
     def is_same_server(self, other: LeafnodePeer) -> bool:
         """Whether two connections come from the same account of the same server."""
@@ -84,6 +86,7 @@ class DialingHandshake:
                 cluster=str(fields.get("cluster") or ""),
                 domain=str(fields.get("domain") or ""),
                 version=str(fields.get("version") or ""),
+                protocol=get_protocol(fields.get("proto")),
             )
         elif fields.get("remote_account"):
             self.peer = replace(self.peer, remote_account=str(fields["remote_account"]))
@@ -122,7 +125,13 @@ def parse_connect(body: bytes) -> tuple[dict[str, Any], LeafnodePeer]:
     if fields.get("lang"):
         raise ProtocolError(CLIENT_ON_LEAFNODE_PORT)
     names = ("name", "cluster", "domain", "version", "remote_account")
-    return fields, LeafnodePeer(**{name: str(fields.get(name) or "") for name in names})
+    texts = {name: str(fields.get(name) or "") for name in names}
+    return fields, LeafnodePeer(**texts, protocol=get_protocol(fields.get("protocol")))
+
+
+def get_protocol(value: object) -> int:
+    """Return the version of the protocol that the other server uses; 0 if it names none."""
+    return value if isinstance(value, int) else 0
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from headrace.broker.leafnodes.inbound_routes import InboundRoute, resolve_inbou
 from headrace.broker.leafnodes.interest_announcer import AnnouncedInterest, LeafnodeSet
 from headrace.broker.leafnodes.leafnode_handshake import (
     LOOP_DELAY_S,
+    PROTOCOL,
     DialingHandshake,
     LeafnodeLocalInfo,
     LeafnodePeer,
@@ -30,7 +31,9 @@ from headrace.broker.leafnodes.leafnode_permissions import (
 from headrace.broker.leafnodes.leafnode_transport import LeafnodeTransport
 from headrace.broker.leafnodes.received_interest import ReceivedInterest
 from headrace.broker.routing.backpressure import BackpressuredClient
+from headrace.broker.routing.message_trace import DEST, KIND_LEAFNODE
 from headrace.broker.routing.session import SessionIdentity
+from headrace.broker.routing.traced_delivery import TracedDelivery, TracedMessage, send_trace, start_trace
 from headrace.code_probes import sometimes
 from headrace.errors import ProtocolError
 from headrace.protocol import leafnode, server_lines, subjects
@@ -114,6 +117,19 @@ class LeafnodeSession(BackpressuredClient):
     @property
     def cluster(self) -> str:
         return self.peer.cluster
+
+    @property
+    def supports_tracing(self) -> bool:
+        return self.peer.protocol >= PROTOCOL
+
+    def may_trace_to(self, dest: bytes) -> bool:
+        """Whether the other side may publish to a trace destination."""
+        inbound = self.leafnode_permissions.inbound
+        return inbound.allows_inbound(dest) and inbound.allows_reply(dest)
+
+    def deny_publish(self, subject: bytes) -> None:
+        """Reject a message of the other side."""
+        self._on_violation("Publish", subject)
 
     @property
     def advertised_urls(self) -> list[str]:
@@ -327,16 +343,9 @@ class LeafnodeSession(BackpressuredClient):
         key = subject if not queues else (subject, *queues)
         inbound_route = self._inbound_routes.get(key)
         if inbound_route is None or not inbound_route.route.valid:
-            if not subjects.is_well_formed(subject):
+            inbound_route = self._resolve_inbound(subject, queues)
+            if inbound_route is None:
                 return
-            inbound = self.leafnode_permissions.inbound
-            if not inbound.allows_inbound(subject):
-                if not is_local_only(subject):
-                    self._on_violation("Publish", subject)
-                return
-            inbound_route = resolve_inbound(self.router, self, subject, queues)
-            if len(self._inbound_routes) >= INBOUND_ROUTES_MAX:
-                self._inbound_routes.clear()
             self._inbound_routes[key] = inbound_route
         original_subject = subject
         if b"@" in reply:
@@ -346,16 +355,53 @@ class LeafnodeSession(BackpressuredClient):
         if reply and not inbound.allows_reply(reply):
             # Only this message is dropped: the server that dialed cannot know which replies its clients may use.
             return
+        stored_subject = subject
+        if inbound_route.fast_paths and (original_subject is subject or inbound.allows(original_subject)):
+            # A message is never stored under an original subject that the other side may not publish to.
+            stored_subject = original_subject
+        if header and (DEST in header or self._traces_external()):
+            message = TracedMessage(original_subject, reply, header, payload)
+            header = self._deliver_traced(inbound_route, message, stored_subject)
+            if not header:
+                return
         if inbound_route.local_route is not None:
             self.table.deliver(inbound_route.local_route, original_subject, reply, header, payload)
         for subscriber in inbound_route.internal_subscribers:
             subscriber.on_message(self, original_subject, reply, header, payload)
-        if inbound_route.fast_paths:
-            # A message is never stored under an original subject that the other side may not publish to.
-            stored_subject = (
-                original_subject
-                if original_subject is subject or inbound.allows(original_subject)
-                else subject
-            )
-            for fast_path in inbound_route.fast_paths:
-                fast_path.on_message(self, stored_subject, reply, header, payload)
+        for fast_path in inbound_route.fast_paths:
+            fast_path.on_message(self, stored_subject, reply, header, payload)
+
+    def _traces_external(self) -> bool:
+        tracing = self.router.tracing
+        return tracing is not None and bool(tracing.dest)
+
+    def _resolve_inbound(self, subject: bytes, queues: Sequence[bytes]) -> InboundRoute | None:
+        """Build the route of messages that arrive on a subject; return None if they are not accepted."""
+        if not subjects.is_well_formed(subject):
+            return None
+        inbound = self.leafnode_permissions.inbound
+        if not inbound.allows_inbound(subject):
+            if not is_local_only(subject):
+                self._on_violation("Publish", subject)
+            return None
+        if len(self._inbound_routes) >= INBOUND_ROUTES_MAX:
+            self._inbound_routes.clear()
+        return resolve_inbound(self.router, self, subject, queues)
+
+    def _deliver_traced(
+        self, inbound_route: InboundRoute, message: TracedMessage, stored_subject: bytes
+    ) -> bytes:
+        """Deliver a message that may have to be traced; return the header if it still has to be delivered."""
+        tracing = self.router.tracing
+        trace, header, drop = start_trace(tracing, self, KIND_LEAFNODE, message)
+        if trace is None or tracing is None:
+            return b"" if drop else header
+        delivery = TracedDelivery(trace, self)
+        if inbound_route.local_route is not None:
+            delivery.deliver(self.table, inbound_route.local_route, tracing.account, message)
+        for subscriber in inbound_route.internal_subscribers:
+            delivery.deliver_internal(subscriber, message)
+        for fast_path in inbound_route.fast_paths:
+            delivery.deliver_internal(fast_path, message._replace(subject=stored_subject))
+        send_trace(self.router, trace)
+        return b""

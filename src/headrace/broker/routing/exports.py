@@ -40,6 +40,8 @@ class Export:
     revoked: tuple[tuple[str, int], ...] = ()
     response: ResponseType = "singleton"
     response_timeout_ns: int = RESPONSE_TIMEOUT_NS
+    #: Traces of requests continue in the account of the service.
+    allow_trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Import:
     share: bool = False
     #: Whether the activation token is valid; only the exporting account can decide that.
     token_accepted: bool = False
+    #: Traces of messages of a stream continue in the importing account.
+    allow_trace: bool = False
 
 
 def find_export(exports: Iterable[Export], wanted: Import, importer: str) -> Export | None:

@@ -35,6 +35,10 @@ class LeafnodeSender(Protocol):
     def spoke(self) -> bool:
         """Whether the other side is the hub."""
 
+    @property
+    def supports_tracing(self) -> bool:
+        """Whether the other side continues message traces."""
+
     def may_send(self, subject: bytes) -> bool: ...
     def send_msg(
         self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
@@ -90,13 +94,32 @@ class LeafnodeFanout:
             for sender in self.plain_senders:
                 sender.send_msg(self.subject, reply, (), header, payload)
             return len(self.plain_senders)
+        targets = self.choose_targets()
+        for sender, queues in targets.items():
+            sender.send_msg(self.subject, reply, queues, header, payload)
+        return len(targets)
+
+    def choose_targets(self) -> dict[LeafnodeSender, list[bytes]]:
+        """Return the connections for one message, each with the queue groups that it was chosen for."""
         targets: dict[LeafnodeSender, list[bytes]] = {sender: [] for sender in self.plain_senders}
         for queue, members, weights in self.queue_choices:
             chosen = members[0] if len(members) == 1 else random.choices(members, weights)[0]
             targets.setdefault(chosen, []).append(queue)
-        for sender, queues in targets.items():
-            sender.send_msg(self.subject, reply, queues, header, payload)
-        return len(targets)
+        return targets
+
+    def send_to(
+        self,
+        sender: LeafnodeSender,
+        queues: Sequence[bytes],
+        subject: bytes,
+        reply: bytes,
+        header: bytes,
+        payload: bytes,
+    ) -> None:
+        """Send a message over one of the connections."""
+        if subject != self.subject:
+            reply = encode_original_subject(reply, subject)
+        sender.send_msg(self.subject, reply, queues, header, payload)
 
     def take_run(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from headrace._native import KEY_EXACT, KEY_PARENT, KEY_TWO_TOKENS, Route, RouteTable, Subscription
+from headrace.broker.routing.message_trace import AccountTracing
 from headrace.broker.routing.remote_interest import RemoteInterest
 from headrace.broker.routing.subscription_trie import (
     ClientMapping,
@@ -64,6 +65,7 @@ class SubjectRouter:
         self._pending_removals: deque[Subscription] = deque()
         #: Patterns announced to other servers in addition to the entries; they have no effect on routing here.
         self.announced_patterns: set[bytes] = set()
+        self.tracing: AccountTracing | None = None
 
     @property
     def dirty(self) -> list[Any]:
@@ -102,12 +104,8 @@ class SubjectRouter:
 
     def _unindex_some(self) -> None:
         """Remove some of the closed subscriptions from the index. No cached route has them, so none is invalidated."""
-        for _ in range(
-            min(
-                len(self._pending_removals),
-                UNINDEX_BATCH_MAX if self._call_soon else len(self._pending_removals),
-            )
-        ):
+        pending = len(self._pending_removals)
+        for _ in range(min(pending, UNINDEX_BATCH_MAX if self._call_soon else pending)):
             sub = self._pending_removals.popleft()
             self._unindex(sub.pattern, sub)
             self.notify_interest(sub.pattern)

@@ -16,11 +16,14 @@ from headrace._native import Subscription
 from headrace.broker.routing.backpressure import BackpressuredClient
 from headrace.broker.routing.permissions import AllowedResponses, Permissions
 from headrace.broker.routing.router import SubjectRouter
+from headrace.broker.routing.traced_delivery import TracedMessage, publish_from_client
 from headrace.code_probes import sometimes
 from headrace.errors import ProtocolError
 from headrace.protocol import server_lines, subjects
 from headrace.protocol.json_exceptions import JSON_ERRORS
 
+#: Subjects of the server itself.
+RESERVED_PREFIXES = (b"$NRG.", b"_GR_.")
 SYSTEM_QUEUE = b"_sys_"
 DIGITS_MAX = 9
 UNAUTHORIZED = "Authorization Violation"
@@ -117,6 +120,7 @@ class Session(BackpressuredClient):
         self.cid = cid
         self.limits = limits
         self.authenticated = authenticated
+        self.apply_tracing()
         self.subs: dict[bytes, Subscription] = {}
         self.identity: SessionIdentity | None = None
         self.permissions: Permissions | None = None
@@ -168,6 +172,12 @@ class Session(BackpressuredClient):
             old_subs, self.subs = self.subs, {}
             self.router.unsubscribe_all(list(old_subs.values()))
             self.router, self.table = router, router.client_table
+        self.apply_tracing()
+
+    def apply_tracing(self) -> None:
+        """Apply the trace settings of the account."""
+        tracing = self.router.tracing
+        self.traces_external = tracing is not None and bool(tracing.dest)
 
     def authenticate_as(self, identity: SessionIdentity) -> None:
         """Apply a user's permissions, and remove subscriptions that they do not allow."""
@@ -266,6 +276,16 @@ class Session(BackpressuredClient):
         self._send_ok()
 
     # Called by the compiled core for unusual messages
+
+    def on_traced_publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> bool:
+        """Publish a message that may have to be traced; return False, without any effect, if it need not be."""
+        return publish_from_client(self, TracedMessage(subject, reply, header, payload))
+
+    def may_trace_to(self, dest: bytes) -> bool:
+        """Whether the client may publish to a trace destination."""
+        return not dest.startswith(RESERVED_PREFIXES) and (
+            self.permissions is None or self.permissions.may_publish(dest)
+        )
 
     def on_pedantic_publish(self, subject: bytes) -> None:
         """Send an error to a pedantic client for an invalid publish subject; the message is still published."""

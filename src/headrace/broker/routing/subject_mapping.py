@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace._native import RouteTable
 from headrace.broker.routing.router import SubjectRouter
@@ -18,6 +18,9 @@ from headrace.broker.routing.subscription_trie import ImportTarget
 from headrace.errors import HeadraceError
 from headrace.jetstream_api.subject_transform import BadTransform, check_transform, compile_transform
 from headrace.protocol import subjects
+
+if TYPE_CHECKING:
+    from headrace.broker.routing.traced_delivery import TracedDelivery, TracedMessage
 
 WEIGHT_TOTAL = 100
 
@@ -91,6 +94,12 @@ class MappedTarget(ImportTarget):
         # It is still the client's message: no-echo applies, and a stream knows the publisher.
         chosen = self._choice.choose(self._subject)
         return self._table.publish_for(session, chosen, reply, header, payload)
+
+    def on_traced(self, delivery: TracedDelivery, message: TracedMessage) -> int:
+        chosen = self._choice.choose(self._subject)
+        if chosen != self._subject:
+            delivery.trace.add_subject_mapping(chosen)
+        return delivery.publish(self._table, delivery.trace.account, message._replace(subject=chosen))
 
     def has_interest(self, queue: bytes | None) -> bool:
         return True

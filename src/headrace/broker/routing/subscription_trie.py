@@ -6,11 +6,14 @@ Owns the kinds of entries and how a list of them becomes the parts of a route. T
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace._native import Route, Subscription
 from headrace.broker.routing.remote_interest import LeafnodeFanout, RemoteInterest, make_fanout
 from headrace.protocol import subjects
+
+if TYPE_CHECKING:
+    from headrace.broker.routing.traced_delivery import TracedDelivery, TracedMessage
 
 
 class InternalSubscriber(Protocol):
@@ -32,6 +35,10 @@ class ImportTarget:
     __slots__ = ()
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        raise NotImplementedError
+
+    def on_traced(self, delivery: TracedDelivery, message: TracedMessage) -> int:
+        """Forward a traced message, with an event for each step; return how many received it."""
         raise NotImplementedError
 
     def has_interest(self, queue: bytes | None) -> bool:

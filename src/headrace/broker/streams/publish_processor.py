@@ -7,8 +7,9 @@ reply waits, through group commit, for the frame with the changes it refers to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.broker.routing.message_trace import disable
 from headrace.broker.streams import counters, publish_checks, schedules
 from headrace.broker.streams.atomic_batch import AtomicBatches, BatchMember, get_batch_id
 from headrace.broker.streams.fast_ingest import FastIngestBatches
@@ -17,14 +18,29 @@ from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
 from headrace.jetstream_api import errors, times
 from headrace.jetstream_api.errors import ApiError
+from headrace.protocol import headers
 
 if TYPE_CHECKING:
+    from headrace.broker.routing.message_trace import MessageTrace
+    from headrace.broker.routing.traced_delivery import TracedMessage
     from headrace.broker.streams.atomic_batch import AtomicBatchBudget
     from headrace.broker.streams.fast_ingest import FastIngestBudget
     from headrace.broker.streams.retention import Retention
     from headrace.broker.streams.stream_context import StreamContext
 
 _NO_HEADERS: Mapping[bytes, bytes] = {}
+_EXPECTED_LAST = b"Nats-Expected-Last-Sequence"
+
+
+class CheckedMessage(NamedTuple):
+    """A message that passed the checks."""
+
+    header: bytes
+    payload: bytes
+    now_ns: int
+    ttl_s: int
+    message_id: bytes
+    rollup: bytes
 
 
 class PublishProcessor:
@@ -79,6 +95,25 @@ class PublishProcessor:
             self._router.publish(reply, b"", b"", ack)
         else:
             self._group_commit.reply_after_commit(reply, b"", b"", ack)
+
+    def on_traced_publish(self, trace: MessageTrace, session: Any, message: TracedMessage) -> None:
+        """Process a traced publish; with `Nats-Trace-Only` it is checked and not stored."""
+        stream = self._stream
+        event = trace.add("js", stream=stream.name)
+        subject, reply, header, payload = message
+        error: Exception | None = None
+        try:
+            stored_subject, no_interest = self._check_only(subject, header, payload)
+            event["subject"] = stored_subject.decode("utf-8", "replace")
+            event |= {"nointerest": True} if no_interest else {}
+        except (RequestError, DuplicateMessage, StoreError) as failure:
+            error = failure
+            event["error"] = describe_trace_error(failure, header)
+        if not trace.trace_only:
+            stream.fast_path.on_message(session, subject, reply, disable(header), payload)
+        elif isinstance(error, RequestError) and reply and not stream.config.no_ack:
+            ack = errors.encode_pub_ack_error(stream.name, error)
+            self._group_commit.reply_error(reply, ack)
 
     def on_fast_ingest(
         self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes
@@ -136,9 +171,36 @@ class PublishProcessor:
         header_map = publish_checks.parse_nats_headers(header) if header else _NO_HEADERS
         return self._process_single(stream.transform_subject(subject), header, payload, header_map)
 
+    def _check_only(self, subject: bytes, header: bytes, payload: bytes) -> tuple[bytes, bool]:
+        """Check a message without storing it; return its subject in the stream, and whether nobody needs it."""
+        header_map = publish_checks.parse_nats_headers(header) if header else _NO_HEADERS
+        subject = self._stream.transform_subject(subject)
+        if not (header_map and get_batch_id(header_map)):
+            self._check_single(subject, header, payload, header_map)
+        return subject, not self._retention.has_interest(subject)
+
     def _process_single(
         self, subject: bytes, header: bytes, payload: bytes, header_map: Mapping[bytes, bytes]
     ) -> int:
+        stream = self._stream
+        checked = self._check_single(subject, header, payload, header_map)
+        if not self._retention.has_interest(subject):
+            return stream.skip(subject, checked.message_id, checked.now_ns, checked.rollup, header_map)
+        header = publish_checks.strip_status(checked.header) if checked.header else checked.header
+        return stream.store(
+            subject,
+            header,
+            checked.payload,
+            checked.now_ns,
+            checked.ttl_s,
+            checked.message_id,
+            checked.rollup,
+        )
+
+    def _check_single(
+        self, subject: bytes, header: bytes, payload: bytes, header_map: Mapping[bytes, bytes]
+    ) -> CheckedMessage:
+        """Check a message; return it as it is to be stored."""
         stream, retention = self._stream, self._retention
         config = stream.config
         if config.sealed:
@@ -165,12 +227,29 @@ class PublishProcessor:
         if header_map:
             ttl_s = publish_checks.parse_ttl_header(stream, header_map)
             header, ttl_s = publish_checks.apply_min_ttl(stream, header, ttl_s)
-        if not retention.has_interest(subject):
-            return stream.skip(subject, message_id, now_ns, rollup, header_map)
-        if stream.quota.has_limit(config.storage):
-            publish_checks.check_account_quota(stream, subject, header, payload)
-        if config.discard == "new":
-            publish_checks.check_discard_new(stream, subject, header, payload, rollup)
-        if header:
-            header = publish_checks.strip_status(header)
-        return stream.store(subject, header, payload, now_ns, ttl_s, message_id, rollup)
+        if retention.has_interest(subject):
+            if stream.quota.has_limit(config.storage):
+                publish_checks.check_account_quota(stream, subject, header, payload)
+            if config.discard == "new":
+                publish_checks.check_discard_new(stream, subject, header, payload, rollup)
+        return CheckedMessage(header, payload, now_ns, ttl_s, message_id, rollup)
+
+
+#: What nats-server writes into a trace instead of the text of the PubAck, by error code.
+_TRACE_ERRORS = {
+    10054: "maximum payload exceeded",
+    10060: "expected stream does not match",
+    10166: "message TTL disabled",
+}
+_WRONG_LAST_SEQUENCE = 10071
+
+
+def describe_trace_error(error: RequestError | DuplicateMessage | StoreError, header: bytes) -> str:
+    """Return the text of a stream's error in a message trace."""
+    if isinstance(error, DuplicateMessage):
+        return "msgid is duplicate"
+    if isinstance(error, StoreError):
+        return str(error)
+    if error.err_code == _WRONG_LAST_SEQUENCE and (expected := headers.get(header, _EXPECTED_LAST)):
+        return f"last sequence mismatch: {expected.decode()} vs {error.description.rpartition(' ')[2]}"
+    return _TRACE_ERRORS.get(error.err_code, error.description)

@@ -19,7 +19,7 @@ from headrace.auth.authenticator import UserIdentity as Known
 from headrace.broker import Accounts, SessionIdentity
 from headrace.broker.accounts import GLOBAL
 from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
-from headrace.broker.leafnodes.leafnode_handshake import LeafnodeLocalInfo
+from headrace.broker.leafnodes.leafnode_handshake import PROTOCOL, LeafnodeLocalInfo
 from headrace.broker.leafnodes.leafnode_session import UNAUTHORIZED, LeafnodeSession
 from headrace.broker.routing.permissions import have_equal_rules
 from headrace.config.leafnode_options import WILDCARD_HOSTS, LeafnodeAddress, LeafnodeOptions, LeafnodeRemote
@@ -35,7 +35,6 @@ from headrace.net.logs import SILENT_LOGGER, Logger
 from headrace.protocol import server_lines
 
 STOP_TIMEOUT_S = 2.0
-PROTOCOL_VERSION = 1
 
 
 class LeafnodeListener:
@@ -237,7 +236,7 @@ class LeafnodeListener:
             "server_id": self.local_info.server_id,
             "server_name": self.local_info.name,
             "version": COMPATIBLE_VERSION,
-            "proto": PROTOCOL_VERSION,
+            "proto": PROTOCOL,
             "go": f"python{platform.python_version()}",
             "host": self.host,
             "port": self.port,
