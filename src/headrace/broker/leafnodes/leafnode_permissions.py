@@ -105,6 +105,10 @@ class ConnectionPermissions:
         """Whether interest in a pattern may be announced to the other side."""
         return self.inbound.allows_interest(pattern)
 
+    def may_receive(self, subject: bytes) -> bool:
+        """Whether messages on this subject are accepted from the other side."""
+        return self.inbound.allows_inbound(subject)
+
     def may_send(self, subject: bytes) -> bool:
         """Whether messages on this subject may be sent to the other side."""
         return subject.startswith(ALWAYS_ALLOWED) or self.outbound.allows(subject)

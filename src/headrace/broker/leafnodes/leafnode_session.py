@@ -379,8 +379,7 @@ class LeafnodeSession(BackpressuredClient):
         """Build the route of messages that arrive on a subject; return None if they are not accepted."""
         if not subjects.is_well_formed(subject):
             return None
-        inbound = self.leafnode_permissions.inbound
-        if not inbound.allows_inbound(subject):
+        if not self.leafnode_permissions.may_receive(subject):
             if not is_local_only(subject):
                 self._on_violation("Publish", subject)
             return None
