@@ -41,6 +41,7 @@ class ConsumerSet:
         "_dirty",
         "_filter_index",
         "_interest_sweep",
+        "_jetstream",
         "_last_committed_seq",
         "_log",
         "_stream",
@@ -55,6 +56,7 @@ class ConsumerSet:
     def __init__(self, stream: ConsumerStream) -> None:
         self._stream = stream
         self._log = stream.log
+        self._jetstream = stream.jetstream
         self._visible = stream.consumers
         self.internal: dict[str, Consumer] = {}
         self.suppress_advisories = False
@@ -120,7 +122,7 @@ class ConsumerSet:
 
     def recover(self) -> None:
         """Load the stored consumers; they open with the stream."""
-        stream, jetstream = self._stream, self._stream.jetstream
+        stream, jetstream = self._stream, self._jetstream
         metadata, timers = jetstream.store.metadata, jetstream.timers
         for name, created_ns, config, deltas in load_consumers(metadata, stream.log.ident):
             ack_state = AckState(1)
@@ -147,8 +149,7 @@ class ConsumerSet:
         self._filter_index.remove(consumer, consumer.filters)
         self._dirty.pop(consumer, None)
         self._with_pending.pop(consumer, None)
-        jetstream = self._stream.jetstream
-        jetstream.ended += 1
+        self._jetstream.ended += 1
 
     def on_filters_changed(self, consumer: Consumer, old_filters: Sequence[bytes]) -> None:
         """Update the index after a consumer changed its filters."""

@@ -34,10 +34,20 @@ _GONE = (ApiError.CONSUMER_NOT_FOUND, ApiError.STREAM_NOT_FOUND)
 class _Deletion:
     """Deletes one consumer."""
 
-    __slots__ = ("_consumer", "_deletions", "_failures", "_inbox", "_looking", "_reachability", "_timer")
+    __slots__ = (
+        "_consumer",
+        "_deletions",
+        "_failures",
+        "_inbox",
+        "_looking",
+        "_reachability",
+        "_timer",
+        "_timers",
+    )
 
     def __init__(self, deletions: ConsumerDeletions, consumer: ConsumerAddress, *, look_first: bool) -> None:
         self._deletions = deletions
+        self._timers = deletions.timers
         self._consumer = consumer
         self._failures = 0
         self._looking = look_first
@@ -110,8 +120,7 @@ class _Deletion:
         self._cancel()
         self._failures += 1
         delay_ns = min(_BACKOFF_NS * self._failures, _BACKOFF_NS_MAX)
-        timers = self._deletions.timers
-        self._timer = timers.after(delay_ns, self._retry)
+        self._timer = self._timers.after(delay_ns, self._retry)
 
 
 class ConsumerDeletions:

@@ -95,6 +95,16 @@ class Handover:
         return self.record.floor_of
 
     @property
+    def filters(self) -> list[str] | None:
+        """What the consumer filters, as recorded; None if that is not known."""
+        return self.record.filters
+
+    @property
+    def copied(self) -> list[CopiedRange]:
+        """What predecessors have copied."""
+        return self.record.copied
+
+    @property
     def has_retired(self) -> bool:
         """Whether old consumers are to be deleted."""
         return bool(self.record.retired)

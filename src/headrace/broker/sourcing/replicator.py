@@ -144,16 +144,15 @@ class Replicator:
     @property
     def copied_filters(self) -> list[str] | None:
         """What its consumer filters; None if that is not known."""
-        record = self.handover.record
-        return record.filters if self.upstream.is_user_managed else self.upstream.get_filters()
+        return self.handover.filters if self.upstream.is_user_managed else self.upstream.get_filters()
 
     def make_copied_ranges(self, wanted: list[str] | None) -> list[CopiedRange]:
         """Return what this source has copied; `wanted` are the filters of its successor, None if not known."""
-        record, filters = self.handover.record, self.copied_filters
+        filters = self.copied_filters
         if filters is None and not wanted:
             filters = []  # of a version that did not record them: the same as the successor's
         own = [CopiedRange(filters, self.writer.stored_seq)] if filters is not None else []
-        return [*record.copied, *own]
+        return [*self.handover.copied, *own]
 
     @property
     def num_pending(self) -> int:

@@ -27,7 +27,7 @@ _SETTLE_NS = 130 * SECOND_NS
 _CONSUMER_LIMITS = {"max_ack_pending": 4, "inactive_threshold": 5 * SECOND_NS}
 
 
-def _managed(name: str) -> dict[str, Any]:
+def _make_managed(name: str) -> dict[str, Any]:
     return {"consumer": {"name": name, "server_managed": True}}
 
 
@@ -55,7 +55,7 @@ class MigrationActor(FeatureActor):
 
     def _make_ways(self) -> list[dict[str, Any]]:
         filtered = {"filter_subject": f"{self._upstream.lower()}.*"}
-        ways = [filtered, {**filtered, **_managed("D")}, {**filtered, **_managed("E")}]
+        ways = [filtered, {**filtered, **_make_managed("D")}, {**filtered, **_make_managed("E")}]
         return ways + [_by_user(self._upstream, name) for name in self.user_managed]
 
     def _make_copy(self, way: dict[str, Any]) -> dict[str, Any]:
