@@ -60,15 +60,15 @@ METER = Meter()
 class Connection:
     """A client connection; replies to its requests arrive on its own inbox."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, connect: bytes = CONNECT, inbox: bytes = b"_R") -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        self.inbox = b"_R.%d.%d" % (os.getpid(), self.socket.fileno())
+        self.inbox = b"%s.%d.%d" % (inbox, os.getpid(), self.socket.fileno())
         self._buffer = b""
         self._requests = 0
         self.line()
-        self.socket.sendall(b"CONNECT %s\r\nSUB %s.* 1\r\nPING\r\n" % (CONNECT, self.inbox))
+        self.socket.sendall(b"CONNECT %s\r\nSUB %s.* 1\r\nPING\r\n" % (connect, self.inbox))
         while self.line() != b"PONG":
             pass
         self.line()  # the second INFO

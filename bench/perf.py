@@ -49,12 +49,16 @@ Result = dict[str, Any]
 class Server:
     """A server process in a temporary folder, on a free port."""
 
-    def __init__(self, command: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, command: str, env: dict[str, str] | None = None, files: dict[str, str] | None = None
+    ) -> None:
+        """`files` are written to its folder before it starts, by name."""
         self.folder = tempfile.mkdtemp(prefix="perf-")
-        self.port = _free_port()
+        self.port, self.http_port = _free_port(), _free_port()
         self.env = env
-        Path(self.folder, "sync.conf").write_text(SYNC_CONF.format(dir=self.folder))
-        self.words = shlex.split(command.format(port=self.port, dir=self.folder))
+        for name, text in {"sync.conf": SYNC_CONF.format(dir=self.folder), **(files or {})}.items():
+            Path(self.folder, name).write_text(text)
+        self.words = shlex.split(command.format(port=self.port, dir=self.folder, http=self.http_port))
         self.start()
 
     def start(self) -> None:
@@ -81,6 +85,9 @@ class Server:
                     self.close()
                     raise RuntimeError(f"the server did not start:\n{log}") from None
                 time.sleep(0.01)
+
+    def read_log(self) -> bytes:
+        return Path(self.folder, "log").read_bytes()
 
     def resident_mib(self) -> float:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])

@@ -16,44 +16,31 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from load import CHUNK, Connection, header, publication, pump
+import stalls_server
+from load import Connection, header
 from perf import COMMANDS, Server
+from stalls_data import (
+    CONFIG_FILE,
+    MARGIN_S,
+    MILLION,
+    PATIENCE_S,
+    ROWS,
+    Client,
+    Row,
+    fill,
+    info,
+    keys,
+    row,
+    scaled,
+    update,
+    wait_until,
+)
 
-MILLION = 1_000_000
-PATIENCE_S = 300.0
-#: Waits count from this long before the operation until this long after it.
-MARGIN_S = 0.5
-
-Operation = Callable[[Connection, float], Iterator[None]]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One operation. The part before its `yield` prepares data; the part after it is measured."""
-
-    name: str
-    run: Operation
-
-    @property
-    def title(self) -> str:
-        return (self.run.__doc__ or self.name).splitlines()[0].rstrip(".")
-
-
-ROWS: dict[str, Row] = {}
-
-
-def row(name: str) -> Callable[[Operation], Operation]:
-    def register(run: Operation) -> Operation:
-        ROWS[name] = Row(name, run)
-        return run
-
-    return register
-
+assert stalls_server.__name__, "its operations are in ROWS, too"
 
 # Bystanders
 
@@ -98,45 +85,6 @@ class Bystanders:
         for process in self._processes:
             process.join()
         return [[wait for start, wait in waits if start + wait >= begin and start <= end] for waits in found]
-
-
-# Data
-
-
-def fill(connection: Connection, subjects: list[bytes], size: int = 100, headers: bytes = b"") -> None:
-    """Publish one message to each subject, in order, and wait for every ack."""
-    reply, payload = connection.inbox + b".f", b"x" * size
-    chunks = (
-        b"".join(publication(s, payload, reply, headers) for s in subjects[i : i + CHUNK])
-        for i in range(0, len(subjects), CHUNK)
-    )
-    pump(connection, chunks, b'"seq":', len(subjects) - len(subjects) % CHUNK or len(subjects), window=5_000)
-
-
-def info(connection: Connection, name: str = "BIG") -> dict[str, Any]:
-    state: dict[str, Any] = connection.api(f"STREAM.INFO.{name}", timeout_s=PATIENCE_S)["state"]
-    return state
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the operation did not finish"
-        time.sleep(0.05)
-
-
-def keys(count: int, times: int = 1) -> list[bytes]:
-    """Yield the subjects of `count` keys in turn, each `times` times."""
-    return [b"BIG.k.%d" % number for _ in range(times) for number in range(count)]
-
-
-def update(connection: Connection, **config: Any) -> None:
-    body = {"name": "BIG", "subjects": ["BIG.>"], **config}
-    connection.api("STREAM.UPDATE.BIG", body, timeout_s=PATIENCE_S)
-
-
-def scaled(count: int, scale: float) -> int:
-    return max(int(count * scale) // CHUNK, 1) * CHUNK
 
 
 # Lowering limits
@@ -399,9 +347,10 @@ def backup(c: Connection, scale: float) -> Iterator[None]:
 
 def measure(command: str, each: Row, scale: float) -> dict[str, float]:
     """Run one operation on a new server; return the waits in milliseconds."""
-    server = Server(command)
+    config = each.config(scale) if each.config is not None else ""
+    server = Server(f"{command} -m {{http}} -c {{dir}}/{CONFIG_FILE}", files={CONFIG_FILE: config})
     try:
-        connection = Connection(server.port)
+        connection = Client(server)
         connection.socket.settimeout(PATIENCE_S)
         connection.stream("BESIDE", storage="memory")
         steps = each.run(connection, scale)
@@ -451,7 +400,7 @@ def main() -> None:
     everything: dict[str, Any] = {}
     for each in chosen:
         results = {}
-        for side in arguments.sides.split(","):
+        for side in arguments.sides.split(",") if each.peer else ["ours"]:
             results[side] = measure(COMMANDS[side], each, arguments.scale)
         everything[each.name] = {"title": each.title, **results}
         show(each, results)

@@ -29,6 +29,10 @@ VIEW_BYTES = 256 * 1024
 LOOKAHEAD_MIN, LOOKAHEAD_MAX = 1024, 1 << 20
 #: What each message counts against the budget of a run besides its own size.
 MESSAGE_OVERHEAD = 64
+#: The same for a message that the compiled core does not encode: it costs more time, whatever its size.
+SINGLE_OVERHEAD = 4096
+#: So many messages are delivered to a receiver inside the server at a time; it stores each of them.
+INTERNAL_RUN_MAX = 128
 
 
 class DeliveryLoop:
@@ -114,13 +118,17 @@ class DeliveryLoop:
         consumer = self._consumer
         view = self._read_view(int(self._next_seqs[self._next_index]))
         count, size = deliver_run(
-            view, self._next_seqs, self._next_index, consumer.ack_pending_room(), self.num_pending
+            view,
+            self._next_seqs,
+            self._next_index,
+            min(consumer.ack_pending_room(), INTERNAL_RUN_MAX),
+            self.num_pending,
         )
         if not count:
             return self._deliver_one(now_ns)
         self._on_delivered(self._next_seqs[self._next_index : self._next_index + count], now_ns)
         consumer.delivery_mode.on_run_sent(count, size, now_ns)
-        return size + count * MESSAGE_OVERHEAD
+        return size + count * SINGLE_OVERHEAD
 
     def _read_view(self, seq: int) -> memoryview:
         try:
@@ -192,7 +200,7 @@ class DeliveryLoop:
         if message is None:
             self._next_index += 1
             self._ack_state.skip(seq)
-            return 0
+            return SINGLE_OVERHEAD
         used = self._send(seq, message, 1, now_ns, is_first=True)
         if not isinstance(used, StopReason):
             self._on_delivered(self._next_seqs[self._next_index : self._next_index + 1], now_ns)
@@ -205,15 +213,15 @@ class DeliveryLoop:
         consumer, ack_state = self._consumer, self._ack_state
         seq = ack_state.dequeue()
         if not seq or seq not in ack_state.pending:
-            return 0
+            return MESSAGE_OVERHEAD
         count = ack_state.get_delivery_count(seq) + 1
         if 0 < consumer.config.max_deliver < count:
             self._redelivery.on_max_deliver(seq, count - 1)
-            return 0
+            return SINGLE_OVERHEAD
         message = self._read_message(seq)
         if message is None:
             self._redelivery.on_pending_removed(seq)
-            return 0
+            return SINGLE_OVERHEAD
         used = self._send(seq, message, count, now_ns, is_first=False)
         if isinstance(used, StopReason):
             ack_state.requeue(seq)
@@ -246,4 +254,4 @@ class DeliveryLoop:
             return StopReason.NO_DEMAND
         if self._rate_limiter.active:
             self._rate_limiter.on_sent(time_ns, size, now_ns)
-        return size + MESSAGE_OVERHEAD
+        return size + SINGLE_OVERHEAD

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from headrace.jetstream_api.configs import SubjectTransform
 from headrace.jetstream_api.subject_transform import compile_transform
 from headrace.protocol import subjects
+from headrace.protocol.pattern_index import NOT_FOUND, PatternIndex
 
 Transform = Callable[[bytes], bytes | None]
 
@@ -22,20 +23,11 @@ def make_first_matching(transforms: Sequence[SubjectTransform]) -> Transform | N
     """Compile transforms of which the first that matches a subject applies; None if there are none."""
     if not transforms:
         return None
-    compiled = [
-        make_transform(each.src, each.dest) if each.dest else _make_identity(each.src) for each in transforms
-    ]
+    index = PatternIndex((each.src or ">").encode() for each in transforms)
+    compiled = [compile_transform(each.src, each.dest) for each in transforms]
 
     def transform(subject: bytes) -> bytes | None:
-        for each in compiled:
-            result = each(subject)
-            if result is not None:
-                return result
-        return None
+        position = index.find_first(subject)
+        return None if position == NOT_FOUND else compiled[position](subject)
 
     return transform
-
-
-def _make_identity(source: str) -> Transform:
-    pattern = (source or ">").encode()
-    return lambda subject: subject if subjects.matches(pattern, subject) else None

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.protocol import subjects
+from headrace.protocol.pattern_index import PatternIndex
 
 CACHE_MAX = 1024
 ALLOWED_RESPONSES_MAX = 4096
@@ -68,7 +69,9 @@ class Permissions:
     """Permissions of one user, shared by its sessions. A subscribe rule is `subject` or `subject queue`."""
 
     __slots__ = (
+        "_denied_to_publish",
         "_publish_cache",
+        "_publishable",
         "publish_allow",
         "publish_deny",
         "responses",
@@ -87,6 +90,8 @@ class Permissions:
     ) -> None:
         self.publish_allow = None if publish_allow is None else tuple(publish_allow)
         self.publish_deny = tuple(publish_deny)
+        self._publishable = PatternIndex(self.publish_allow or ())
+        self._denied_to_publish = PatternIndex(self.publish_deny)
         # As in nats-server, an empty allow list for subscriptions is the same as none.
         self.subscribe_allow = tuple(_parse_rule(entry) for entry in subscribe_allow or ()) or None
         self.subscribe_deny = tuple(_parse_rule(entry) for entry in subscribe_deny)
@@ -103,14 +108,13 @@ class Permissions:
         return known
 
     def _is_publish_allowed(self, subject: bytes) -> bool:
-        if any(subjects.matches(entry, subject) for entry in self.publish_deny):
+        if self._denied_to_publish.matches_any(subject):
             return False
-        allowed = self.publish_allow
-        return allowed is None or any(subjects.matches(entry, subject) for entry in allowed)
+        return self.publish_allow is None or self._publishable.matches_any(subject)
 
     def may_reply(self, subject: bytes) -> bool:
         """Whether the user may use this reply subject: not if it is denied for publishing."""
-        return not any(subjects.matches(entry, subject) for entry in self.publish_deny)
+        return not self._denied_to_publish.matches_any(subject)
 
     def may_subscribe(self, pattern: bytes, queue: bytes | None) -> bool:
         """Whether a subscription is accepted."""

@@ -18,6 +18,7 @@ from headrace.broker.routing.subscription_trie import ImportTarget
 from headrace.errors import HeadraceError
 from headrace.jetstream_api.subject_transform import BadTransform, check_transform, compile_transform
 from headrace.protocol import subjects
+from headrace.protocol.pattern_index import NOT_FOUND, PatternIndex
 
 if TYPE_CHECKING:
     from headrace.broker.routing.traced_delivery import TracedDelivery, TracedMessage
@@ -108,20 +109,19 @@ class MappedTarget(ImportTarget):
 class AccountMappings:
     """The compiled mappings of one account; `table` has its routes."""
 
-    __slots__ = ("_choices", "_table")
+    __slots__ = ("_choices", "_index", "_table")
 
     def __init__(self, table: RouteTable, mappings: Sequence[SubjectMapping]) -> None:
         self._table = table
         self._choices = [WeightedChoice(subject_mapping) for subject_mapping in mappings]
         # A mapping of a literal subject takes precedence over one with wildcards.
         self._choices.sort(key=lambda choice: not subjects.is_literal(choice.pattern))
+        self._index = PatternIndex(choice.pattern for choice in self._choices)
 
     def find_target(self, subject: bytes) -> ImportTarget | None:
         """Return the target of the first mapping that matches; None if none does."""
-        for choice in self._choices:
-            if subjects.matches(choice.pattern, subject):
-                return MappedTarget(self._table, choice, subject)
-        return None
+        position = self._index.find_first(subject)
+        return None if position == NOT_FOUND else MappedTarget(self._table, self._choices[position], subject)
 
 
 def set_subject_mappings(router: SubjectRouter, mappings: Sequence[SubjectMapping]) -> None:
