@@ -20,7 +20,6 @@ MARGIN_S = 0.5
 CONFIG_FILE = "server.conf"
 
 
-
 class Client(Connection):
     """The client that runs an operation; it knows the server's process and its configuration file."""
 
@@ -112,5 +111,3 @@ def update(connection: Connection, **config: Any) -> None:
 
 def scaled(count: int, scale: float) -> int:
     return max(int(count * scale) // CHUNK, 1) * CHUNK
-
-

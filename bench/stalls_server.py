@@ -237,7 +237,13 @@ def pages(c: Client, scale: float) -> Iterator[None]:
     for each in clients:
         each.socket.sendall(b"".join(b"SUB page.%d.> %d\r\n" % (n, n) for n in range(20)))
     yield
-    for path in ("/varz", "/jsz?streams=1&consumers=1&config=1", "/connz?subs=1", "/subsz?subs=1", "/healthz"):
+    for path in (
+        "/varz",
+        "/jsz?streams=1&consumers=1&config=1",
+        "/connz?subs=1",
+        "/subsz?subs=1",
+        "/healthz",
+    ):
         c.get_page(path)
     if "nats-server" not in c.server.words[0]:
         c.get_page("/metrics")

@@ -58,7 +58,7 @@ INSIDE: dict[str, list[str]] = {
         "account_imports",
     ],
     "net": [
-        "logs listen_socket",
+        "logs listen_socket turn_queue",
         "loop_watchdog offloop info timer_wheel tls_channel tls_context pid_files timer_driver virtual_time",
         "password_verifier",
         "listener_profile write_scheduler jetstream_setup",
@@ -66,6 +66,7 @@ INSIDE: dict[str, list[str]] = {
         "connection_registry client_backpressure reload",
         "connection_context",
         "client_tls",
+        "client_input",
         "connection",
         "websocket_connection",
         "listener",

@@ -35,6 +35,9 @@ class TlsConnection(Timed, Protocol):
     def on_plaintext(self, data: bytes | bytearray, size: int) -> None:
         """Handle decrypted or plain bytes."""
 
+    def finish_input(self) -> None:
+        """Parse everything that was received."""
+
     def write(self, data: bytes | bytearray) -> None:
         """Write to the socket."""
 
@@ -91,6 +94,7 @@ class ClientTls:
             if not connection.closing:
                 connection.on_plaintext(chunk, len(chunk))
         if channel.peer_closed:
+            connection.finish_input()
             connection.close()
 
     def _extend_timeout(self) -> None:

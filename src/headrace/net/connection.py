@@ -1,8 +1,8 @@
-"""One client's socket: passes received bytes to the parser, writes the session's output, and enforces timeouts.
+"""One client's socket: writes the session's output, and enforces timeouts.
 
-Owns the lifecycle of a connection: INFO, the authentication timeout, pings, slow and stale clients. TLS is in
-`client_tls`, the protocol in the session, authorization in the registry. An idle connection has no timer and no buffer
-of its own.
+Owns the lifecycle of a connection: INFO, the authentication timeout, pings, slow and stale clients. Input is in
+`client_input`, TLS in `client_tls`, the protocol in the session, authorization in the registry. An idle connection has
+no timer and no buffer of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from headrace._native import Parser
-from headrace.auth.authenticator import AuthContext, SlowPassword
+from headrace.auth.authenticator import AuthContext
 from headrace.auth.nkeys import new_nonce
-from headrace.broker import Session, SessionIdentity
-from headrace.broker.routing.session import UNAUTHORIZED
-from headrace.errors import ProtocolError
+from headrace.broker import SessionIdentity
+from headrace.net.client_input import ClientInput
 from headrace.net.client_tls import ClientTls
 from headrace.net.connection_context import ConnectionContext
 from headrace.net.listen_socket import get_peer_address
@@ -31,46 +29,31 @@ FIRST_PING_JITTER = 0.2
 CLOSE_TIMEOUT_S = 2.0
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(ClientInput):
     """A client on a socket; the transport of its session."""
 
     __slots__ = (
-        "_context",
         "_expiry_timer",
-        "_greeting",
         "_last_activity",
         "_nonce",
-        "_parser",
         "_ping_sent",
         "_profile",
-        "_tls",
-        "_transport",
         "client_ip",
         "client_port",
-        "closing",
         "info_sent",
-        "session",
         "slot",
         "start_s",
     )
 
     #: Whether chunks shared by several clients can be written as they are, without encoding.
     writes_chunks: ClassVar[bool] = True
-    session: Session
-    _transport: asyncio.Transport
 
     def __init__(self, context: ConnectionContext, profile: ListenerProfile) -> None:
-        self._context = context
+        super().__init__(context)
         self._profile = profile
         self.info_sent = False
         self._nonce = ""
         self._expiry_timer: asyncio.TimerHandle | None = None
-        self._parser: Parser | None = None
-        self._tls: ClientTls | None = None
-        self._greeting: Greeting | None = (
-            None  # only if passwords take long to check, until CONNECT is accepted
-        )
-        self.closing = False
         self._ping_sent = False
         self._last_activity = 0
         self.client_ip = ""
@@ -125,34 +108,6 @@ class Connection(asyncio.BufferedProtocol):
         timeout_s = options.ping_interval_s if self.session.authenticated else options.auth_timeout_s
         context.timer_wheel.schedule(self, timeout_s)
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._context.recv_buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Process bytes that asyncio has read into the shared buffer; pause reading if there is too much work."""
-        context = self._context
-        if self.closing:
-            return
-        write_scheduler, fanout_before = context.write_scheduler, self.session.fanout_bytes
-        if self._tls is not None:
-            self._tls.receive(nbytes)
-        else:
-            self.on_plaintext(context.recv_buffer, nbytes)
-        buffer_full = nbytes == len(context.recv_buffer)
-        if buffer_full:
-            write_scheduler.flush()
-        backpressure = context.backpressure
-        if backpressure.disk.is_high():
-            backpressure.pause_publishers()
-        if backpressure.congested:
-            backpressure.pause_connection(self)
-        elif write_scheduler.is_congested_by(self.session, self.session.fanout_bytes - fanout_before):
-            write_scheduler.pause_reader(self)
-        elif buffer_full:
-            # Bulk data: libuv would keep reading from this socket. Serve other connections first.
-            self.pause_reading()
-            context.loop.call_soon(self.resume_reading)
-
     def on_tls_established(self) -> None:
         """Send INFO after the handshake if it was not sent before."""
         if not self.info_sent:
@@ -164,47 +119,19 @@ class Connection(asyncio.BufferedProtocol):
         self._tls = None
         self.on_tls_established()
 
-    def on_plaintext(self, data: bytes | bytearray, size: int) -> None:
-        """Handle decrypted or plain bytes."""
-        self._parse(data, size)
-
-    def _parse(self, data: bytes | bytearray, size: int) -> None:
-        assert self._parser is not None
-        greeting = self._greeting
-        if greeting is not None:
-            greeting.receive(memoryview(data)[:size])
-            if greeting.is_waiting:
-                return
-        try:
-            self._parser.feed(data, size)
-        except SlowPassword as password:
-            if greeting is None:  # a second CONNECT
-                self.fail(UNAUTHORIZED)
-                return
-            self.pause_reading()
-            greeting.wait_for(password)
-        except ProtocolError as error:
-            self.fail(error.text)
-        except Exception as error:  # an error caused by one client must not affect the others
-            self._context.log.error(f"cid {self.session.cid}: {type(error).__name__}: {error}")
-            self.fail(None)
-
-    def _on_password_verified(self, received: bytes) -> None:
-        """Parse CONNECT again, and what followed it."""
-        if self.closing or self._greeting is None:
-            return
-        self._parser = self._context.registry.make_parser(self.session)
-        self.resume_reading()
-        self._parse(received, len(received))
-
     def eof_received(self) -> None:
+        self.finish_input()
         # The socket is closed next; requests sent before still get their replies.
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
-        self._parser = None
+        self._parser = self._unparsed = None
         self._set_expiry(0)
+        self._context.closed_queue.run(self._on_closed)
+
+    def _on_closed(self) -> None:
+        """Remove the session and everything that refers to the connection."""
         self.session.close()
         context = self._context
         context.registry.remove(self)
@@ -275,14 +202,6 @@ class Connection(asyncio.BufferedProtocol):
     def bytes_pending(self) -> int:
         """Bytes that wait to be sent."""
         return len(self.session.buffer) + self.session.chunk_bytes + self._transport.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
 
     # Closing
 

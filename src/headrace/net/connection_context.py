@@ -11,6 +11,7 @@ from headrace.net.connection_registry import ConnectionRegistry
 from headrace.net.logs import Logger
 from headrace.net.password_verifier import PasswordVerifier
 from headrace.net.timer_wheel import TimerWheel
+from headrace.net.turn_queue import TurnQueue
 from headrace.net.write_scheduler import WriteScheduler
 
 
@@ -26,5 +27,9 @@ class ConnectionContext:
     write_scheduler: WriteScheduler
     timer_wheel: TimerWheel
     password_verifier: PasswordVerifier
+    #: Continues with input that was received but not parsed in an earlier turn.
+    input_queue: TurnQueue
+    #: Removes what closed connections leave.
+    closed_queue: TurnQueue
     #: Received bytes of any connection: they are parsed before any other connection can read.
     recv_buffer: bytearray

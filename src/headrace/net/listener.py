@@ -24,6 +24,7 @@ from headrace.net.listener_profile import ListenerProfile, format_address, make_
 from headrace.net.logs import SILENT_LOGGER, Logger
 from headrace.net.password_verifier import PasswordVerifier
 from headrace.net.timer_wheel import TimerWheel
+from headrace.net.turn_queue import TurnQueue
 from headrace.net.write_scheduler import WriteScheduler
 
 RECV_BUFFER_BYTES = 512 * 1024
@@ -68,6 +69,8 @@ class Listener:
             self._write_scheduler,
             self._timer_wheel,
             PasswordVerifier(self.loop),
+            TurnQueue(self.loop),
+            TurnQueue(self.loop),
             bytearray(RECV_BUFFER_BYTES),
         )
         self.host, self.port = options.host, options.port
@@ -139,6 +142,7 @@ class Listener:
         """Stop accepting, send pending output, close all connections."""
         self.stop_accepting()
         await self.registry.close_all(STOP_TIMEOUT_S)
+        self.context.closed_queue.finish()
         self._timer_wheel.stop()
         self.backpressure.stop()
         self.context.password_verifier.close()

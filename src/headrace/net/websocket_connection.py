@@ -132,6 +132,8 @@ class WebSocketConnection(Connection):
             self._close_status = (error.status, str(error))
             self.close()
             return
+        if codec.close_received:
+            self.finish_input()
         if codec.replies:
             replies = bytes(codec.replies)
             codec.replies.clear()

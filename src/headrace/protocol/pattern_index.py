@@ -16,11 +16,11 @@ _FEW = 4
 NOT_FOUND = -1
 
 
-class _Node:
+class _IndexNode:
     __slots__ = ("children", "position")
 
     def __init__(self) -> None:
-        self.children: dict[bytes, _Node] = {}
+        self.children: dict[bytes, _IndexNode] = {}
         self.position = NOT_FOUND  # of the first pattern that ends here
 
 
@@ -31,7 +31,7 @@ class PatternIndex:
 
     def __init__(self, patterns: Iterable[bytes]) -> None:
         self._patterns = tuple(patterns)
-        self._root: _Node | None = None
+        self._root: _IndexNode | None = None
 
     def matches_any(self, subject: bytes) -> bool:
         """Return whether a pattern matches the subject."""
@@ -50,7 +50,7 @@ class PatternIndex:
         first = len(self._patterns)
         nodes = [self._root or self._build()]
         for token in tokens(subject):
-            below: list[_Node] = []
+            below: list[_IndexNode] = []
             for node in nodes:
                 children = node.children
                 rest = children.get(REST)
@@ -67,14 +67,14 @@ class PatternIndex:
                 first = node.position
         return first if first < len(self._patterns) else NOT_FOUND
 
-    def _build(self) -> _Node:
-        root = self._root = _Node()
+    def _build(self) -> _IndexNode:
+        root = self._root = _IndexNode()
         for position, pattern in enumerate(self._patterns):
             node = root
             for token in tokens(pattern):
                 child = node.children.get(token)
                 if child is None:
-                    child = node.children[token] = _Node()
+                    child = node.children[token] = _IndexNode()
                 node = child
             if node.position == NOT_FOUND:
                 node.position = position

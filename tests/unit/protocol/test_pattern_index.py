@@ -1,4 +1,4 @@
-"""`PatternIndex` finds the same pattern as comparing all of them in order, at a cost that does not grow with their number."""
+"""`PatternIndex` finds the same pattern as comparing all of them, at a cost that does not grow with their number."""
 
 from __future__ import annotations
 
