@@ -10,6 +10,7 @@ import asyncio
 import os
 import ssl
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -167,12 +168,15 @@ class Server:
         await listener.run_lame_duck()
         await self.stop()
 
-    def reload(self, options: ServerOptions) -> None:
-        """Apply changed options that can be reloaded, such as users, permissions and certificates; warn about the rest."""
+    def reload(self, options: ServerOptions, authenticator: Authenticator | None = None) -> None:
+        """Apply options that can be reloaded, such as users and certificates; warn about the others that changed.
+
+        `authenticator` is the one for these options if it exists already. Many clients are checked in later turns.
+        """
         options.check()
         merged_options = merge_options(self.options, options)
         listener = self.listener
-        tls, authenticator = make_server_context(options), Authenticator(options)
+        tls, authenticator = make_server_context(options), authenticator or Authenticator(options)
         tls_files = options.websocket.tls
         websocket_tls = make_tls_context(tls_files) if tls_files.cert else None
         for name in sorted(find_restart_only_changes(self.options, options)):
@@ -184,7 +188,7 @@ class Server:
         listener.reconfigure(self.options, authenticator, self._get_disk_backpressure(), tls, websocket_tls)
         self._log.debug_enabled, self._log.trace_enabled = options.debug, options.trace
         for connection in list(listener.connections.values()):
-            recheck_connection(connection, authenticator, previous_auth)
+            listener.rechecks.run(partial(recheck_connection, connection, authenticator, previous_auth))
         if self._leafnodes is not None:
             self._leafnodes.recheck(authenticator, previous_auth)
         self._log.info("Reloaded server configuration")

@@ -10,10 +10,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace._native import describe_core
+from headrace.auth.authenticator import Authenticator
 from headrace.cli.gc_tuning import PortionedGc
 from headrace.cli.malloc_tuning import limit_fragmentation
 from headrace.cli.serve_flags import USAGE, Action, CommandLine, UsageError, parse
@@ -149,15 +150,45 @@ async def _main(command_line: CommandLine, options: ServerOptions, log: Logger) 
     return OK
 
 
-def _reload(server: Server, log: Logger, command_line: CommandLine) -> None:
-    """Reload the configuration; keep the current one if the new one has an error."""
+async def _reload(server: Server, log: Logger, command_line: CommandLine) -> None:
+    """Reload the configuration; keep the current one if the new one has an error.
+
+    The file is read on another thread, because one with thousands of users takes long.
+    """
     try:
-        options, warnings = command_line.resolve()
+        (options, warnings), authenticator = await asyncio.to_thread(_read_configuration, command_line)
         for warning in warnings:
             log.warn(warning)
-        server.reload(options)
+        server.reload(options, authenticator)
     except HeadraceError as error:
         log.error(f"Failed to reload the configuration: {error}")
+
+
+def _read_configuration(
+    command_line: CommandLine,
+) -> tuple[tuple[ServerOptions, tuple[str, ...]], Authenticator]:
+    options, warnings = command_line.resolve()
+    return (options, warnings), Authenticator(options)
+
+
+class Reloads:
+    """The reloads that were requested; they are made one after the other."""
+
+    def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:
+        self._reload = reload
+        self._task: asyncio.Task[None] | None = None
+        self._is_requested = False
+
+    def request(self) -> None:
+        """Reload now, or once more after the reload that is running."""
+        self._is_requested = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._is_requested:
+            self._is_requested = False
+            await self._reload()
 
 
 def _install_signal_handlers(
@@ -172,7 +203,7 @@ def _install_signal_handlers(
         signal.SIGTERM: lambda: request_stop("terminated"),
         signal.SIGUSR1: log.reopen,
         signal.SIGUSR2: server.begin_lame_duck,
-        signal.SIGHUP: lambda: _reload(server, log, command_line),
+        signal.SIGHUP: Reloads(lambda: _reload(server, log, command_line)).request,
     }
     loop = asyncio.get_running_loop()
     for number, handler in handlers.items():

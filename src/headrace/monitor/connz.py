@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.broker import Session
 from headrace.monitor.query import Query, has_flag, parse_offset_limit
+from headrace.monitor.sliced_page import PageRows
 from headrace.monitor.varz import SECOND_NS, format_rfc3339, format_uptime
 from headrace.net.client_connection import ClientConnection
 
@@ -40,7 +41,9 @@ def connz(
         "total": len(selected),
         "offset": offset,
         "limit": limit,
-        "connections": [_make_entry(connection, query, now_ns, loop_s) for connection in page],
+        "connections": PageRows(
+            lambda: (_make_entry(connection, query, now_ns, loop_s) for connection in page)
+        ),
     }
 
 

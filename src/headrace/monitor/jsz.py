@@ -6,12 +6,13 @@ not be durable yet; code that serves it waits for the commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headrace.monitor.query import Query, has_flag, parse_offset_limit
+from headrace.monitor.sliced_page import PageRows
 
 if TYPE_CHECKING:
     from headrace.broker.accounts import Account
@@ -87,30 +88,38 @@ def _make_config(options: ServerOptions) -> dict[str, Any]:
 
 
 def _make_account_detail(account: Account, jetstream: AccountJetStream, query: Query) -> dict[str, Any]:
-    page = {"name": account.display_name, "id": account.name} | _make_stats([jetstream], 1)
+    page: dict[str, Any] = {"name": account.display_name, "id": account.name} | _make_stats([jetstream], 1)
     if any(has_flag(query, name) for name in ("streams", "consumers", "config")):
-        page["stream_detail"] = [
-            _make_stream_detail(stream, query) for stream in jetstream.registry.sorted_streams()
-        ]
+        page["stream_detail"] = PageRows(lambda: _iter_stream_details(jetstream, query))
     return page
+
+
+def _iter_stream_details(jetstream: AccountJetStream, query: Query) -> Iterator[dict[str, Any]]:
+    for stream in jetstream.registry.sorted_streams():
+        if jetstream.streams.get(stream.name) is stream:
+            yield _make_stream_detail(stream, query)
 
 
 def _make_stream_detail(stream: Stream, query: Query) -> dict[str, Any]:
     # If no account has JetStream, its modules are not loaded.
-    from headrace.broker.consumers.consumer_info import make_consumer_info
     from headrace.broker.streams.stream_info import make_stream_info
 
     info = _to_builtins(make_stream_info(stream, in_list=True))
     keys = ["name", "created", "state", "mirror", "sources"] + (
         ["config"] if has_flag(query, "config") else []
     )
-    page = {"name": stream.name} | {key: info[key] for key in keys if key in info}
+    page: dict[str, Any] = {"name": stream.name} | {key: info[key] for key in keys if key in info}
     if has_flag(query, "consumers"):
-        page["consumer_detail"] = [
-            _to_builtins(make_consumer_info(consumer, in_list=True))
-            for _, consumer in sorted(stream.consumers.items())
-        ]
+        page["consumer_detail"] = PageRows(lambda: _iter_consumer_details(stream))
     return page
+
+
+def _iter_consumer_details(stream: Stream) -> Iterator[dict[str, Any]]:
+    from headrace.broker.consumers.consumer_info import make_consumer_info
+
+    for name, consumer in sorted(stream.consumers.items()):
+        if stream.consumers.get(name) is consumer:
+            yield _to_builtins(make_consumer_info(consumer, in_list=True))
 
 
 def _to_builtins(info: dict[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,14 @@ Owns the names (all begin with `headrace_`; those of claims are defined by the c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace._native import describe_core
 from headrace.broker.accounts import Account
 from headrace.broker.stream import Stream
 from headrace.monitor.consumer_stats import get_consumer_stats
+from headrace.monitor.sliced_page import Slices
 from headrace.monitor.varz import SECOND_NS, ServerStats, get_resident_bytes
 from headrace.storage import FileDisk
 from headrace.storage.io.latency import BOUNDS_US, LatencyHistogram
@@ -74,6 +76,8 @@ METRIC_DEFINITIONS = {
     "consumer_paused": ("gauge", "1 while the consumer is paused"),
 }
 
+_LINES_PER_PART = 1000
+
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, Labels, float]
 
@@ -82,21 +86,42 @@ def render_metrics(
     stats: ServerStats, accounts: Iterable[Account], unhealthy_reason: str, claims: bytes = b""
 ) -> bytes:
     """Render all metrics in the text format; `claims` is appended as it is."""
+    return b"".join(iter_metrics(stats, accounts, unhealthy_reason)) + claims
+
+
+async def render_metrics_sliced(
+    stats: ServerStats, accounts: Iterable[Account], unhealthy_reason: str, claims: bytes = b""
+) -> bytes:
+    """Render all metrics, and let others be served meanwhile."""
+    slices, parts = Slices(), list[bytes]()
+    for part in iter_metrics(stats, accounts, unhealthy_reason):
+        parts.append(part)
+        if slices.is_over():
+            await slices.next_turn()
+    return b"".join(parts) + claims
+
+
+def iter_metrics(stats: ServerStats, accounts: Iterable[Account], unhealthy_reason: str) -> Iterator[bytes]:
+    """Iterate over the parts of the text; most are empty, so that a caller can stop between samples."""
     accounts = list(accounts)
-    samples = [
-        *_server_samples(stats, unhealthy_reason),
-        *_store_samples(accounts),
-        *_all_stream_samples(accounts),
-        *_consumer_samples(accounts),
-    ]
     by_name: dict[str, list[str]] = {}
-    for name, labels, value in samples:
+    for name, labels, value in chain(
+        _server_samples(stats, unhealthy_reason),
+        _store_samples(accounts),
+        _all_stream_samples(accounts),
+        _consumer_samples(accounts),
+    ):
         by_name.setdefault(name, []).append(_format_sample(name, labels, value))
-    lines: list[str] = []
+        yield b""
     for name, found in by_name.items():
-        lines += [*_format_head(name), *found]
-    lines += _format_commit_histogram(accounts)
-    return "\n".join(lines).encode() + b"\n" + claims
+        for start in range(0, len(found), _LINES_PER_PART):
+            head = [] if start else _format_head(name)
+            yield _encode_lines(head + found[start : start + _LINES_PER_PART])
+    yield _encode_lines(_format_commit_histogram(accounts))
+
+
+def _encode_lines(lines: list[str]) -> bytes:
+    return "".join([f"{line}\n" for line in lines]).encode()
 
 
 def _format_head(name: str) -> list[str]:
@@ -149,13 +174,19 @@ def _store_samples(accounts: list[Account]) -> Iterator[Sample]:
         yield "store_free_bytes", labels, store.disk.free()
 
 
+def _iter_streams(account: Account) -> Iterator[Stream]:
+    """Iterate over the streams that exist when it is their turn."""
+    jetstream = account.jetstream
+    if jetstream is not None:
+        for stream in jetstream.registry.sorted_streams():
+            if jetstream.streams.get(stream.name) is stream:
+                yield stream
+
+
 def _all_stream_samples(accounts: list[Account]) -> Iterator[Sample]:
     for account in accounts:
-        if account.jetstream is not None:
-            for stream in account.jetstream.registry.sorted_streams():
-                yield from _stream_samples(
-                    stream, (("account", account.display_name), ("stream", stream.name))
-                )
+        for stream in _iter_streams(account):
+            yield from _stream_samples(stream, (("account", account.display_name), ("stream", stream.name)))
 
 
 def _stream_samples(stream: Stream, labels: Labels) -> Iterator[Sample]:
@@ -180,8 +211,10 @@ def _stream_samples(stream: Stream, labels: Labels) -> Iterator[Sample]:
 
 def _consumer_samples(accounts: list[Account]) -> Iterator[Sample]:
     for account in accounts:
-        for stream in account.jetstream.registry.sorted_streams() if account.jetstream is not None else ():
-            for _, consumer in sorted(stream.consumers.items()):
+        for stream in _iter_streams(account):
+            for name, consumer in sorted(stream.consumers.items()):
+                if stream.consumers.get(name) is not consumer:
+                    continue
                 shown = get_consumer_stats(consumer)
                 labels = (
                     ("account", account.display_name),

@@ -5,7 +5,7 @@ Owns the format. Bounded: only the busiest connections, only the newest events, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ from headrace.broker.stream import Stream
 from headrace.jetstream_api.responses import SourceStatus
 from headrace.monitor.consumer_stats import get_consumer_stats
 from headrace.monitor.metrics import iter_commit_latency
+from headrace.monitor.sliced_page import PageRows
 from headrace.monitor.varz import ServerStats, format_rfc3339, get_resident_bytes, make_loop_stats
 from headrace.net.client_connection import ClientConnection
 
@@ -34,14 +35,6 @@ def make_overview(
 ) -> dict[str, Any]:
     """Return everything but messages."""
     jetstreams = [(a.display_name, a.jetstream) for a in accounts if a.jetstream is not None]
-    streams = [
-        (display_name, stream)
-        for display_name, jetstream in jetstreams
-        for stream in jetstream.registry.sorted_streams()
-    ]
-    consumers = [
-        (display_name, c) for display_name, stream in streams for _, c in sorted(stream.consumers.items())
-    ]
     return {
         "server": _make_server(stats),
         "health": {"ok": not unhealthy_reason, "error": unhealthy_reason},
@@ -49,17 +42,35 @@ def make_overview(
         "commits": [
             _make_commits(display_name, latency) for display_name, latency in iter_commit_latency(accounts)
         ],
-        "streams": [_make_stream(display_name, stream) for display_name, stream in streams[:ROWS_MAX]],
-        "consumers": [
-            _make_consumer(display_name, consumer) for display_name, consumer in consumers[:ROWS_MAX]
-        ],
-        "totals": {"streams": len(streams), "consumers": len(consumers)},
+        "streams": PageRows(lambda: islice(_iter_streams(jetstreams), ROWS_MAX)),
+        "consumers": PageRows(lambda: islice(_iter_consumers(jetstreams), ROWS_MAX)),
+        "totals": {
+            "streams": sum(len(jetstream.streams) for _, jetstream in jetstreams),
+            "consumers": sum(
+                len(stream.consumers) for _, jetstream in jetstreams for stream in jetstream.streams.values()
+            ),
+        },
         "claims": [
             row for display_name, jetstream in jetstreams for row in make_claim_rows(display_name, jetstream)
         ],
         "connections": _make_connections(connections),
         "events": _make_events(jetstreams),
     }
+
+
+def _iter_streams(jetstreams: list[tuple[str, AccountJetStream]]) -> Iterator[dict[str, Any]]:
+    for display_name, jetstream in jetstreams:
+        for stream in jetstream.registry.sorted_streams():
+            if jetstream.streams.get(stream.name) is stream:
+                yield _make_stream(display_name, stream)
+
+
+def _iter_consumers(jetstreams: list[tuple[str, AccountJetStream]]) -> Iterator[dict[str, Any]]:
+    for display_name, jetstream in jetstreams:
+        for stream in jetstream.registry.sorted_streams():
+            for name, consumer in sorted(stream.consumers.items()):
+                if stream.consumers.get(name) is consumer:
+                    yield _make_consumer(display_name, consumer)
 
 
 def _make_server(stats: ServerStats) -> dict[str, Any]:

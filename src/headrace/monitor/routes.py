@@ -23,6 +23,7 @@ from headrace.monitor.message_browser import browse_messages
 from headrace.monitor.monitored_server import MonitoredServer, PageReader, make_page_readers
 from headrace.monitor.overview import make_overview
 from headrace.monitor.pin_files import make_pin_file_page
+from headrace.monitor.sliced_page import encode_page
 from headrace.monitor.varz import format_rfc3339
 from headrace.storage import Store
 
@@ -66,10 +67,10 @@ class Pages:
         found = find_warnings(accounts)
         return make_json_response({"status": "ok"} | ({"complaints": found} if found else {}))
 
-    def metrics(self, _: HttpRequest) -> HttpResponse:
+    async def metrics(self, _: HttpRequest) -> HttpResponse:
         server = self._server
         accounts = server.accounts
-        body = prometheus.render_metrics(
+        body = await prometheus.render_metrics_sliced(
             server.stats(), accounts, find_unhealthy_reason(accounts), server.claim_metrics()
         )
         return HttpResponse(200, prometheus.CONTENT_TYPE, body)
@@ -95,7 +96,7 @@ class Pages:
             return self._messages(request)
         return get_asset(name) or make_text_response(404, "404 page not found")
 
-    def _overview(self, request: HttpRequest) -> HttpResponse:
+    async def _overview(self, request: HttpRequest) -> HttpResponse:
         server, access_control = self._server, self._access_control
         accounts = server.accounts
         content = make_overview(
@@ -108,7 +109,7 @@ class Pages:
             "admin": access_control.is_admin(request),
             "admin_possible": access_control.has_admin_token,
         }
-        return _with_no_store(make_json_response(content))
+        return _with_no_store(await _make_page_response(content))
 
     def _messages(self, request: HttpRequest) -> HttpResponse:
         if not self._access_control.may_read(request):
@@ -148,10 +149,10 @@ class Pages:
     def with_timestamp(self, read_page: PageReader) -> PageHandler:
         """Wrap a page with nats-server's format: server and time come first, and an invalid query is a client error."""
 
-        def page(request: HttpRequest) -> HttpResponse:
+        async def page(request: HttpRequest) -> HttpResponse:
             timestamp = {"server_id": self._server.server_id, "now": format_rfc3339(self._server.now_ns())}
             try:
-                return make_json_response(timestamp | read_page(request.query))
+                return await _make_page_response(timestamp | read_page(request.query))
             except ValueError as error:
                 return make_json_response({"error": str(error)}, 400)
 
@@ -167,6 +168,10 @@ class Pages:
             return response
 
         return page_after_commit
+
+
+async def _make_page_response(content: dict[str, Any]) -> HttpResponse:
+    return HttpResponse(200, "application/json", await encode_page(content))
 
 
 async def _wait_committed(stores: list[Store]) -> None:

@@ -6,8 +6,11 @@ Owns the format and the query (`subs`, `offset`, `limit`, `test`, `acc`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
+from headrace._native import Subscription
+from headrace.broker import Session
 from headrace.broker.accounts import Account
 from headrace.monitor.connz import get_account_name
 from headrace.monitor.query import Query, has_flag, parse_offset_limit
@@ -26,32 +29,39 @@ def subsz(
     total = sum(account.router.subscriptions for account in accounts)
     page: dict[str, Any] = {"num_subscriptions": total, "total": total, "offset": offset, "limit": limit}
     if has_flag(query, "subs"):
-        found = [
-            entry for entry in _iter_subscriptions(connections, query.get("acc", "")) if _matches(entry, test)
+        account = query.get("acc", "")
+        sessions = [
+            connection.session
+            for connection in connections.values()
+            if not account or get_account_name(connection.session) == account
         ]
-        page["total"] = len(found)
-        page["subscriptions_list"] = found[offset : offset + limit]
+        page["total"] = _count(sessions, test)
+        page["subscriptions_list"] = [
+            _make_entry(session, sub)
+            for session, sub in islice(_iter_matching(sessions, test), offset, offset + limit)
+        ]
     return page
 
 
-def _matches(entry: dict[str, Any], test: bytes) -> bool:
-    return not test or subjects.matches(entry["subject"].encode(), test)
+def _count(sessions: list[Session], test: bytes) -> int:
+    if not test:
+        return sum(len(session.subs) for session in sessions)
+    return sum(1 for _ in _iter_matching(sessions, test))
 
 
-def _iter_subscriptions(
-    connections: Mapping[int, ClientConnection], account: str
-) -> Iterator[dict[str, Any]]:
-    for connection in connections.values():
-        session = connection.session
-        name = get_account_name(session)
-        if account and name != account:
-            continue
+def _iter_matching(sessions: list[Session], test: bytes) -> Iterator[tuple[Session, Subscription]]:
+    for session in sessions:
         for sub in session.subs.values():
-            yield {
-                "account": name,
-                "subject": sub.pattern.decode(errors="replace"),
-                **({"qgroup": sub.queue.decode(errors="replace")} if sub.queue else {}),
-                "sid": sub.sid.decode(errors="replace"),
-                "msgs": sub.delivered,
-                "cid": session.cid,
-            }
+            if not test or subjects.matches(sub.pattern, test):
+                yield session, sub
+
+
+def _make_entry(session: Session, sub: Subscription) -> dict[str, Any]:
+    return {
+        "account": get_account_name(session),
+        "subject": sub.pattern.decode(errors="replace"),
+        **({"qgroup": sub.queue.decode(errors="replace")} if sub.queue else {}),
+        "sid": sub.sid.decode(errors="replace"),
+        "msgs": sub.delivered,
+        "cid": session.cid,
+    }

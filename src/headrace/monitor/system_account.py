@@ -16,6 +16,7 @@ from headrace.monitor.connz import get_account_name
 from headrace.monitor.health import find_unhealthy_reason
 from headrace.monitor.monitored_server import MonitoredServer, PageReader, make_page_readers
 from headrace.monitor.query import Query
+from headrace.monitor.sliced_page import encode_rows
 from headrace.monitor.varz import format_rfc3339, varz
 from headrace.protocol.json_exceptions import JSON_ERRORS
 from headrace.protocol.nuid import nuid
@@ -66,7 +67,9 @@ class SystemAccountService:
         else:
             response = self._handle_account_request(tokens[3], tokens[4], payload)
         if response is not None:
-            self._server.accounts.system.router.publish(reply, b"", b"", msgspec.json.encode(response))
+            self._server.accounts.system.router.publish(
+                reply, b"", b"", msgspec.json.encode(response, enc_hook=encode_rows)
+            )
 
     def _handle_server_request(self, name: str, payload: bytes) -> dict[str, Any] | None:
         server = self._server

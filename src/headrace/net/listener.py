@@ -73,8 +73,9 @@ class Listener:
             TurnQueue(self.loop),
             bytearray(RECV_BUFFER_BYTES),
         )
-        self.host, self.port = options.host, options.port
-        self.websocket_port = 0
+        #: Applies new permissions to connected clients after a reload.
+        self.rechecks = TurnQueue(self.loop)
+        self.host, self.port, self.websocket_port = options.host, options.port, 0
         self._tls = tls
         self._server_id, self._server_name = server_id, server_name or server_id
         self._server: asyncio.Server | None = None

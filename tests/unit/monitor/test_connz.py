@@ -3,18 +3,22 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import nats
 import pytest
 
 import headrace
 from headrace.monitor.connz import connz
 from headrace.monitor.query import Query
+from headrace.monitor.sliced_page import encode_rows
 
 
 def page(server: headrace.Server, **query: str) -> dict[str, Any]:
     found: Query = query
     loop_s = asyncio.get_running_loop().time()
-    return connz(server.listener.connections, found, server.server_id, server.now_ns(), loop_s)
+    content = connz(server.listener.connections, found, server.server_id, server.now_ns(), loop_s)
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content, enc_hook=encode_rows))
+    return decoded
 
 
 async def test_what_a_connection_moved() -> None:

@@ -1,0 +1,61 @@
+"""Large pages are made in slices, and show what they would show at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from time import perf_counter
+
+import msgspec
+import pytest
+
+from headrace.monitor import sliced_page
+from headrace.monitor.sliced_page import PageRows, encode_page, encode_rows
+
+
+def burn(count: int, slices: int = 2) -> Iterator[dict[str, object]]:
+    """Make rows, each of which takes longer than a slice."""
+    for number in range(count):
+        end_s = perf_counter() + slices * sliced_page.SLICE_S
+        while perf_counter() < end_s:
+            pass
+        yield {"number": number}
+
+
+async def test_rows_are_encoded_like_lists() -> None:
+    nested = {
+        "rows": PageRows(lambda: iter([{"inner": PageRows(lambda: iter([1, 2]))}, {"plain": "\u00e4"}])),
+        "x": [1.5, None],
+    }
+    page = {"empty": PageRows(lambda: iter([])), "list": [nested, {}], "text": "a"}
+    expected = {
+        "empty": [], "list": [{"rows": [{"inner": [1, 2]}, {"plain": "\u00e4"}], "x": [1.5, None]}, {}], "text": "a",
+    }  # fmt: skip
+    assert json.loads(await encode_page(page)) == expected
+    assert msgspec.json.decode(msgspec.json.encode(page, enc_hook=encode_rows)) == expected
+
+
+async def test_a_small_page_is_indented() -> None:
+    assert await encode_page({"a": 1}) == b'{\n  "a": 1\n}'
+
+
+async def test_others_are_served_while_a_page_is_made() -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count_turns())
+    page = json.loads(await encode_page({"rows": PageRows(lambda: burn(5))}))
+    counting.cancel()
+    assert page["rows"] == [{"number": number} for number in range(5)]
+    assert turns >= 5
+
+
+def test_other_values_are_an_error() -> None:
+    with pytest.raises(TypeError, match="object"):
+        msgspec.json.encode({"a": object()}, enc_hook=encode_rows)
