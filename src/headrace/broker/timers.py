@@ -2,8 +2,8 @@
 
 Owns the order of calls and a time that never goes back: `now_ns()` continues when the clock is set back, so that
 timeouts do not get longer. Calls with a date wait for the wall clock. The clock is passed in, real or virtual; the
-server asks for `next_deadline()` and calls `run_due()` then. Calls are made in the order of their deadlines, those with
-the same deadline in the order in which they were scheduled.
+server asks for `next_deadline()` and calls `run_due()` then, in slices if many calls are due. Calls are made in the
+order of their deadlines, those with the same deadline in the order in which they were scheduled.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ class Timers:
             self._cancelled -= 1
         return self._heap[0].deadline_ns - self.clock_offset_ns if self._heap else None
 
-    def run_due(self) -> int:
-        """Make every call that is due, including those scheduled meanwhile; return how many."""
+    def run_due(self, has_time: Callable[[], bool] = lambda: True) -> int:
+        """Make the calls that are due, including those scheduled meanwhile, while there is time; return how many."""
         calls = 0
         now = self.now_ns()
         while True:
-            if self.next_deadline() is None or self._heap[0].deadline_ns > now:
+            if self.next_deadline() is None or self._heap[0].deadline_ns > now or (calls and not has_time()):
                 return calls
             timer = heapq.heappop(self._heap)
             call, timer.call = timer.call, None

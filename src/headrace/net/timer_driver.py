@@ -1,4 +1,4 @@
-"""Runs the broker's timers in an event loop.
+"""Runs the broker's timers in an event loop; if many are due, others are served between them.
 
 The broker knows only `Timers`; this module drives them in real time, `virtual_time` in virtual time.
 """
@@ -6,8 +6,10 @@ The broker knows only `Timers`; this module drives them in real time, `virtual_t
 from __future__ import annotations
 
 import asyncio
+from time import perf_counter
 
 from headrace.broker import Timers
+from headrace.net.turn_queue import SLICE_S
 
 SECOND_NS = 1_000_000_000
 #: Never sleep longer than this: the system's clock may be set meanwhile.
@@ -46,7 +48,8 @@ class TimerDriver:
         started_ns, started_s = self._armed_at
         # The event loop's clock is monotonic.
         self._timers.advance_to(started_ns + int((self._loop.time() - started_s) * SECOND_NS))
+        end_s = perf_counter() + SLICE_S
         try:
-            self._timers.run_due()
+            self._timers.run_due(lambda: perf_counter() < end_s)
         finally:
             self._arm()
