@@ -169,10 +169,7 @@ class Server:
         await self.stop()
 
     def reload(self, options: ServerOptions, authenticator: Authenticator | None = None) -> None:
-        """Apply options that can be reloaded, such as users and certificates; warn about the others that changed.
-
-        `authenticator` is the one for these options if it exists already. Many clients are checked in later turns.
-        """
+        """Apply options that can be reloaded, and warn about others that changed; check many clients in slices."""
         options.check()
         merged_options = merge_options(self.options, options)
         listener = self.listener

@@ -54,7 +54,6 @@ MANY_ATTRIBUTES = {
 }
 #: Classes with more methods, and how many.
 MANY_METHODS = {
-    "net/connection.py:Connection": 41,  # asyncio calls eight of them
     "sim/disk/sim_disk.py:SimDisk": 43,  # mirrors `Disk`, and adds faults
 }
 #: Local names in `broker` that stand for three names or more and are used once, to reach a fourth. Configurations and
