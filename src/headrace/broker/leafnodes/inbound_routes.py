@@ -10,8 +10,10 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from headrace._native import KEY_EXACT, PublishFastPath, Route
+from headrace.broker.routing.message_trace import KIND_LEAFNODE
 from headrace.broker.routing.remote_interest import LeafnodeFanout, LeafnodeSender
 from headrace.broker.routing.router import SubjectRouter
+from headrace.broker.routing.traced_delivery import TracedDelivery, TracedMessage, send_trace, start_trace
 
 
 class InboundRoute(NamedTuple):
@@ -45,3 +47,22 @@ def resolve_inbound(
         else None
     )
     return InboundRoute(route, local, internal_subscribers, fast_paths)
+
+
+def deliver_traced(
+    router: SubjectRouter, session: Any, route: InboundRoute, message: TracedMessage, stored_subject: bytes
+) -> bytes:
+    """Deliver a message that may have to be traced; return its header if it still has to be delivered."""
+    tracing = router.tracing
+    trace, header, drop = start_trace(tracing, session, KIND_LEAFNODE, message)
+    if trace is None or tracing is None:
+        return b"" if drop else header
+    delivery = TracedDelivery(trace, session)
+    if route.local_route is not None:
+        delivery.deliver(session.table, route.local_route, tracing.account, message)
+    for subscriber in route.internal_subscribers:
+        delivery.deliver_internal(subscriber, message)
+    for fast_path in route.fast_paths:
+        delivery.deliver_internal(fast_path, message._replace(subject=stored_subject))
+    send_trace(router, trace)
+    return b""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.broker.leafnodes.inbound_routes import InboundRoute, resolve_inbound
+from headrace.broker.leafnodes.inbound_routes import InboundRoute, deliver_traced, resolve_inbound
 from headrace.broker.leafnodes.interest_announcer import AnnouncedInterest, LeafnodeSet
 from headrace.broker.leafnodes.leafnode_handshake import (
     LOOP_DELAY_S,
@@ -31,9 +31,9 @@ from headrace.broker.leafnodes.leafnode_permissions import (
 from headrace.broker.leafnodes.leafnode_transport import LeafnodeTransport
 from headrace.broker.leafnodes.received_interest import ReceivedInterest
 from headrace.broker.routing.backpressure import BackpressuredClient
-from headrace.broker.routing.message_trace import DEST, KIND_LEAFNODE
+from headrace.broker.routing.message_trace import DEST
 from headrace.broker.routing.session import SessionIdentity
-from headrace.broker.routing.traced_delivery import TracedDelivery, TracedMessage, send_trace, start_trace
+from headrace.broker.routing.traced_delivery import TracedMessage
 from headrace.code_probes import sometimes
 from headrace.errors import ProtocolError
 from headrace.protocol import leafnode, server_lines, subjects
@@ -361,7 +361,7 @@ class LeafnodeSession(BackpressuredClient):
             stored_subject = original_subject
         if header and (DEST in header or self._traces_external()):
             message = TracedMessage(original_subject, reply, header, payload)
-            header = self._deliver_traced(inbound_route, message, stored_subject)
+            header = deliver_traced(self.router, self, inbound_route, message, stored_subject)
             if not header:
                 return
         if inbound_route.local_route is not None:
@@ -386,21 +386,3 @@ class LeafnodeSession(BackpressuredClient):
         if len(self._inbound_routes) >= INBOUND_ROUTES_MAX:
             self._inbound_routes.clear()
         return resolve_inbound(self.router, self, subject, queues)
-
-    def _deliver_traced(
-        self, inbound_route: InboundRoute, message: TracedMessage, stored_subject: bytes
-    ) -> bytes:
-        """Deliver a message that may have to be traced; return the header if it still has to be delivered."""
-        tracing = self.router.tracing
-        trace, header, drop = start_trace(tracing, self, KIND_LEAFNODE, message)
-        if trace is None or tracing is None:
-            return b"" if drop else header
-        delivery = TracedDelivery(trace, self)
-        if inbound_route.local_route is not None:
-            delivery.deliver(self.table, inbound_route.local_route, tracing.account, message)
-        for subscriber in inbound_route.internal_subscribers:
-            delivery.deliver_internal(subscriber, message)
-        for fast_path in inbound_route.fast_paths:
-            delivery.deliver_internal(fast_path, message._replace(subject=stored_subject))
-        send_trace(self.router, trace)
-        return b""
