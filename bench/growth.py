@@ -1,4 +1,4 @@
-"""Growth: does the ratio to nats-server stay the same with much more data? (DESIGN.md, "Growth")
+"""Growth: does the ratio to nats-server stay the same with much more data?
 
 Each workload is measured on a server with little data and on one with much; the second ratio must not be worse than
 the first. They take minutes and run with `perf.py --growth`.

@@ -1,5 +1,4 @@
-"""The workloads of `make bench`: what is measured, its floor and its goal (DESIGN.md, "Speed and size to
-reach").
+"""The workloads of `make bench`: what is measured, its floor and its goal.
 
 Each takes a port and a scale and returns operations per second; the ratio of Headrace to nats-server is what
 counts.

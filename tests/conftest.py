@@ -1,17 +1,17 @@
-"""What a whole run tells at its end: figures that single tests counted, such as crash points."""
+"""Summary of a test run: counts that single tests recorded, such as crash points."""
 
 from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A machine that halts for a moment is no defect of what an example tries.
+# A pause of the machine is not an error of the example.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Adds up what tests recorded under `count: ...`."""
+    """Print the sums of what tests recorded under `count: ...`."""
     counted: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in report.user_properties:
@@ -22,8 +22,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Import the package under test as it is: it brings a plugin, so pytest would rewrite the assertions of all its
-    modules, and parsing at odd moments trips over a defect of CPython 3.11 (AST recursion depth mismatch)."""
+    """Import the package without rewriting its assertions.
+
+    The package has a pytest plugin, so pytest would rewrite the assertions of all its modules. That parses sources at
+    arbitrary moments, which triggers a bug in CPython 3.11 (AST recursion depth mismatch).
+    """
     hook = getattr(config.pluginmanager, "rewrite_hook", None)
     if hook is not None:
         hook._must_rewrite = {name for name in hook._must_rewrite if not name.startswith("headrace")}
@@ -32,8 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group names reach the scheduler as the end of a test's id, where pytest-xdist 3.8 can no longer write them: since
-    version 9.2 pytest keeps ids in another form. Without this `--dist loadgroup` groups nothing."""
+    """Add group names to the ids of tests for `--dist loadgroup`.
+
+    pytest-xdist 3.8 writes them there itself, but not with pytest 9.2 or later, which stores ids in another form.
+    Without this nothing is grouped.
+    """
     if not getattr(config.option, "loadgroup", False):
         return
     for item in items:

@@ -1,4 +1,4 @@
-"""The web page in a real browser: it loads, numbers move, contents stay text, a phone can read it.
+"""Tests the web page in a real browser: live numbers, escaped contents, phone layout.
 
 Screenshots are kept in out/browser.
 """
@@ -36,7 +36,7 @@ class Site:
 
     @asynccontextmanager
     async def page(self, **options: Any) -> AsyncIterator[Page]:
-        """A page on which nothing may go wrong."""
+        """Open a page; any error in its console fails the test."""
         context = await self.browser.new_context(**options)
         page = await context.new_page()
         errors: list[str] = []

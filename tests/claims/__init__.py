@@ -1,1 +1,1 @@
-"""Tests of the claim check."""
+"""Tests of claims."""

@@ -1,4 +1,4 @@
-"""What a test of claims plays with: a server, streams, a namespace, and time."""
+"""Test harness for claims: a server, streams, a namespace, and a clock that can be moved."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from headrace.testing import HostedServer
 
 LARGE = b"0123456789abcdef" * 8192  # 128 KiB
 THRESHOLD = 64 * 1024
-#: How long answers are waited for where they must come: a machine that halts for some seconds is no defect.
+#: Timeout for replies that must arrive. Generous, because the machine may pause for some seconds.
 PATIENCE_S = 30.0
 NOT_THE_EXPECTED_STREAM = 10060
 
 
 @contextlib.contextmanager
 def reference_server(*, sync_always: bool = False) -> Iterator[str]:
-    """A real nats-server with JetStream, for as long as the block lasts; syncing its disk as it does, or always."""
+    """Run a real nats-server with JetStream; `sync_always` makes it sync before each ack."""
     config = "jetstream { sync_interval: always }" if sync_always else ""
     with Server(REFERENCE, Setup(config=config)) as server:
         yield server.url
 
 
 class MovedClock(FakeClock):
-    """The machine's time, which goes on, moved ahead: what a real server writes down is never later than it."""
+    """The machine's clock plus an offset, so that it is never behind a real server's clock."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -46,7 +46,7 @@ class MovedClock(FakeClock):
 
 
 class ClaimsHarness:
-    """One test's surroundings. `name` is unique: the namespace, and the prefix of streams and subjects."""
+    """The environment of one test. `name` is unique: it is the namespace, and the prefix of streams and subjects."""
 
     def __init__(
         self, connection: Connection, url: str, server: HostedServer | None, folder: Path, name: str
@@ -59,7 +59,7 @@ class ClaimsHarness:
         self.clock = FakeClock(server.server.now_ns()) if server else MovedClock()
         self.wire = JetStreamClient(connection, timeout_s=PATIENCE_S)
         self.opened: list[Claims] = []
-        #: Backend and settings of the store; a folder when empty. Memory is one for all who open it here.
+        #: Backend and settings of the store; empty for a folder. All tests share one memory store.
         self.backend: dict[str, Any] = {}
         self.memory = MemoryStore(clock=self.clock)
 
@@ -76,7 +76,7 @@ class ClaimsHarness:
         connection: Connection | None = None,
         **settings: Any,
     ) -> Claims:
-        """The namespace, opened; a folder store unless told otherwise."""
+        """Open the namespace, by default on a folder store."""
         settings = {"threshold": THRESHOLD, **self.backend, **settings}
         if objects is None and settings.get("backend") == "memory":
             objects = self.memory
@@ -96,7 +96,7 @@ class ClaimsHarness:
         return made
 
     async def stream(self, suffix: str = "", **config: Any) -> str:
-        """A stream with the subjects `name[suffix].>` that lets messages have TTLs."""
+        """Create a stream with the subjects `name[suffix].>` that allows message TTLs."""
         name = f"{self.name}{suffix}"
         body = {"name": name, "subjects": [f"{name}.>"], "allow_msg_ttl": True, **config}
         await self.wire.api_request(f"STREAM.CREATE.{name}", body)
@@ -110,25 +110,27 @@ class ClaimsHarness:
         return name
 
     async def next(self, stream: str, consumer: str) -> Msg:
-        """The next message of a consumer; it must be there, or come soon."""
+        """Return the next message of a consumer; it must arrive before the timeout."""
         (message,) = await self.wire.pull(stream, consumer, 1, expires_s=PATIENCE_S)
         return message
 
     async def settled(self, stream: str, consumer: str) -> None:
-        """Until nothing awaits an ack; nats-server takes acks a moment after they were sent."""
+        """Wait until no message is pending: nats-server processes acks with a delay."""
         async with asyncio.timeout(PATIENCE_S):
             while (await self.wire.api_request(f"CONSUMER.INFO.{stream}.{consumer}"))["num_ack_pending"]:
                 await asyncio.sleep(0.01)
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass: for the program at once, for our server too."""
+        """Advance the program's clock and, with Headrace, the server's."""
         self.clock.advance(seconds)
         if self.server is not None:
             await asyncio.to_thread(self.server.advance, seconds)
 
     async def fire(self, claims: Claims, claim_id: str) -> None:
-        """See that the claim's timer has run out. Ours fires by itself in virtual time; for nats-server, whose
-        time is real, the marker that it would place is published in its name.
+        """Make the claim's timer expire.
+
+        Headrace does it by itself in virtual time. nats-server runs in real time, so the marker that it would place
+        is published on its behalf.
         """
         if self.is_ours:
             return
@@ -138,21 +140,21 @@ class ClaimsHarness:
         while not (await self.wire.api_request(f"CONSUMER.INFO.{STREAM}.collectors-{namespace}"))[
             "num_pending"
         ]:
-            await asyncio.sleep(0.01)  # nats-server tells its consumers a moment after the publish
+            await asyncio.sleep(0.01)  # nats-server notifies its consumers shortly after the publish
 
     async def remove_message(self, stream: str, seq: int) -> None:
-        """What a message's TTL does, for nats-server, whose time is real."""
+        """Remove a message as its TTL would; needed for nats-server, which runs in real time."""
         if not self.is_ours:
             await self.wire.api_request(f"STREAM.MSG.DELETE.{stream}", {"seq": seq})
 
     async def pass_ttl(self, claims: Claims, published: Any, seconds: float) -> None:
-        """Time passes beyond a claim's max_age: the message and the timer end."""
+        """Advance beyond a claim's max_age: the message and the timer expire."""
         await self.advance(seconds)
         await self.remove_message(published.stream, published.seq)
         await self.fire(claims, published.reference.claim_id)
 
     async def timer(self, claims: Claims, claim_id: str) -> tuple[str, float] | None:
-        """State and TTL in seconds of the claim's timer."""
+        """Return state and TTL in seconds of the claim's timer."""
         found = await self.wire.get_last(STREAM, due_subject(claims.config.namespace, claim_id))
         if found is None or not found.data:
             return None
@@ -169,13 +171,13 @@ class ClaimsHarness:
 
 
 async def wait_until_stored(connection: Connection, namespace: str = "barrier") -> None:
-    """Wait until the server has stored what this connection published without asking for an ack.
+    """Wait until the server has stored everything that this connection published without requesting an ack.
 
-    A PONG does not prove that: nats-server stores in the background. Each stream works in order, so the refusal of a
-    publish that expects another stream comes after everything before it, and leaves nothing behind.
+    A PONG does not prove that: nats-server stores in the background. Each stream works in order, so the rejection of
+    a publish that expects another stream arrives after everything before it, and stores nothing.
     """
     for subject in (claim_subject(namespace, "barrier"), f"$CLAIMS.audit.{namespace}.barrier.created"):
-        with contextlib.suppress(NoRespondersError):  # claims without an audit trail have no stream for it
+        with contextlib.suppress(NoRespondersError):  # there is no stream if claims have no audit trail
             reply = await connection.request(
                 subject, b"", timeout=PATIENCE_S, headers={"Nats-Expected-Stream": "another"}
             )

@@ -1,7 +1,7 @@
-"""Fixtures of the claim check's tests: both servers, every store, and time that can be moved.
+"""Fixtures for claims: both servers, every store, and a clock that can be moved.
 
-`server` runs on nats-server and on ours. `time` moves the program's clock, and the server's where that is possible
-(ours, virtual); on nats-server timers that must fire are fired by `World.fire`, in no time.
+`server` runs on nats-server and on Headrace. Moving the clock moves the program's time, and the server's if it is
+virtual (Headrace); on nats-server `ClaimsHarness.fire` makes timers expire at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process of a real store serves all its tests: they go to one worker."""
+    """Run all tests of a real store on one worker, because one process serves them all."""
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
@@ -49,14 +49,14 @@ def reference_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def virtual_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedServer]:
-    """Ours, with time that stands still until a test moves it; tests share it under names of their own."""
+    """A Headrace server with virtual time, shared by tests that use different names."""
     with HostedServer(store_dir=tmp_path_factory.mktemp("broker"), clock="virtual") as server:
         yield server
 
 
 @pytest.fixture(params=[REFERENCE, OURS])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClaimsHarness]:
-    """A server with a connection, a folder store and a clock; virtual time on ours."""
+    """A harness with a connection, a folder store and a clock; time is virtual on Headrace."""
     is_ours = request.param == OURS
     server = request.getfixturevalue("virtual_server") if is_ours else None
     url = server.url if server else request.getfixturevalue("reference_url")
@@ -88,7 +88,7 @@ def gcs() -> Iterator[GcsEmulator]:
     running.close()
 
 
-#: Google's is an emulator with a door of our own in front: see gcs_xml_gateway.
+#: The store for Google is an emulator behind our own gateway: see gcs_xml_gateway.
 STORES = [
     "memory",
     "folder",
@@ -101,7 +101,7 @@ STORES = [
 
 @pytest.fixture
 def settings_of(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """Backend and settings of a store by its name in STORES."""
+    """Return a function that makes backend and settings of a store by its name in STORES."""
 
     def make(name: str) -> dict[str, Any]:
         if name == "memory":

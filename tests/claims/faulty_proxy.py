@@ -1,4 +1,4 @@
-"""A wire to an object store that can be made to fail: refuse with an answer, be slow, or be cut in the middle."""
+"""A proxy in front of an object store that can reject requests, delay them, or cut the connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Passes bytes on to `endpoint`, unless it is told otherwise; `async with` is its life."""
+    """Forwards bytes to `endpoint` unless a fault is set; use it with `async with`."""
 
     def __init__(self, endpoint: str) -> None:
         parts = urlsplit(endpoint)
@@ -18,14 +18,14 @@ class Proxy:
         self.heal()
 
     def heal(self) -> None:
-        """Pass everything on."""
+        """Forward everything again."""
         self.status = 0
         self.times = 0
         self.delay_s = 0.0
         self.cut_after = 0
 
     def refuse(self, status: int, times: int = 1_000_000) -> None:
-        """Answer so many requests with a status instead."""
+        """Reply to this many requests with an error status."""
         self.status, self.times = status, times
 
     async def __aenter__(self) -> Self:
@@ -45,7 +45,7 @@ class Proxy:
         assert task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # cancelled when all is over
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # cancelled when the proxy is closed
             try:
                 await self._pass(reader, writer)
             finally:
@@ -73,7 +73,7 @@ class Proxy:
     async def _copy(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, sent: int | None
     ) -> None:
-        """`sent` counts what goes to the store; None is the way back."""
+        """Copy bytes; `sent` counts those that go to the store, and is None for the other direction."""
         while data := await source.read(65536):
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)

@@ -1,4 +1,4 @@
-"""A store that fails on request, around any other."""
+"""A wrapper around any object store that fails on request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Faulty:
-    """Passes calls on, remembers them, and raises where told to."""
+    """Forwards and records calls; raises the errors that a test has set."""
 
     def __init__(self, store: Any) -> None:
         self._store = store

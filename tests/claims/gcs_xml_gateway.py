@@ -1,8 +1,8 @@
-"""A door to Google Cloud Storage's XML API in front of an emulator that knows only the JSON one.
+"""A gateway with Google Cloud Storage's XML API in front of an emulator that has only the JSON API.
 
-obstore speaks XML to Google, emulators from public registries speak JSON. This translates what obstore asks for into
-calls of Google's own library on the emulator, which holds the objects, their metadata and generations. Written after
-Google's documentation of the XML API; what it gets wrong, a test on it gets wrong too, and docs/reference/claims.md says so.
+obstore uses XML with Google; emulators from public registries have JSON. The gateway translates requests into calls
+of Google's own library on the emulator, which keeps the objects, their metadata and generations. It follows Google's
+documentation of the XML API. A mistake in it is a mistake in the tests too; docs/reference/claims.md mentions this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MATCH = "x-goog-if-generation-match"
 
 
 class Door(ThreadingHTTPServer):
-    """Listens on a free port of this machine; `emulator` is the address of the JSON API."""
+    """Listens on a free loopback port; `emulator` is the address of the JSON API."""
 
     daemon_threads = True
 
@@ -37,14 +37,14 @@ class Door(ThreadingHTTPServer):
             client_options={"api_endpoint": emulator},
         )
         self.numbers = itertools.count(1)
-        #: Multipart uploads under way: id -> (headers, part number -> bytes).
+        #: Multipart uploads in progress: id -> (headers, part number -> bytes).
         self.parts: dict[str, tuple[dict[str, str], dict[int, bytes]]] = {}
-        #: The emulator checks a generation and stores in two steps; here nobody comes between.
+        #: The emulator checks a generation and stores in two steps; this lock makes them one.
         self.storing = threading.Lock()
 
 
 class Request(BaseHTTPRequestHandler):
-    """One request of obstore."""
+    """One request from obstore."""
 
     protocol_version = "HTTP/1.1"
     server: Door
@@ -176,7 +176,7 @@ class Request(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

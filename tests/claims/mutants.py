@@ -1,5 +1,6 @@
-"""Bugs planted in the claims, one by one; their own tests or simulated worlds must catch each:
-`python -m tests.claims.mutants [name ...]`.
+"""Bugs planted in claims, one by one; tests or simulations must catch each.
+
+Run `python -m tests.claims.mutants [name ...]`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from sim.run_claim_simulations import make_simulation, run
 from support.mutation import Mutant, Patch, main
 
 FOLDER = Path(__file__).parent
-#: Real object stores need more memory than a planted bug may have.
+#: Real object stores need more memory than a mutant may use.
 _PLAIN = "not azure and not s3 and not gcs"
 SEEDS = 200
 
 
 def tests(expression: str, *files: str) -> Callable[[], Iterator[int]]:
-    """Some of the tests of claims, in this process; the first that fails is the catch."""
+    """Run some tests of claims in this process; the first failure catches the bug."""
 
     def trial() -> Iterator[int]:
         chosen = [str(FOLDER / name) for name in files]
@@ -62,14 +63,14 @@ def tests(expression: str, *files: str) -> Callable[[], Iterator[int]]:
 
 
 def run_simulations() -> Iterator[int]:
-    """Simulated worlds of claims, seed by seed."""
+    """Run claim simulations, seed by seed."""
     for seed in range(SEEDS):
         run(seed)
         yield 1
 
 
 def worlds_with(part: str) -> Callable[[], Iterator[int]]:
-    """Those worlds that have a part."""
+    """Return the seeds whose simulation has a feature."""
 
     def trial() -> Iterator[int]:
         for seed in range(5 * SEEDS):
@@ -119,7 +120,7 @@ def a_replaced_object_is_served(patch: Patch) -> None:
 
 
 def the_unread_go_young(patch: Patch) -> None:
-    """A message that is gone young takes its claim with it, although a retry may need it."""
+    """Delete the claim of a message that was removed early, although a retry may need it."""
     patch(
         sweeper.Sweeper,
         "needs_release",
@@ -148,12 +149,12 @@ def no_retention(patch: Patch) -> None:
 
 
 def listed_an_hour_too_early(patch: Patch) -> None:
-    """What a listing says is believed: an object is due when its hour begins, and nobody is asked."""
+    """Trust a listing: an object is due when its hour begins, without a check of the registry."""
     patch(sweeper, "_is_due", lambda old: lambda info, limit_ns: old(info, limit_ns + 2 * 3600 * 10**9))
 
 
 def used_again_without_a_word(patch: Patch) -> None:
-    """A retry finds the claim of the first attempt, and tells nobody that it is going to refer to it."""
+    """Reuse the claim of an earlier attempt without marking it as shared."""
 
     async def earlier(self: Any, claim_id: str, payload: Any) -> Any:
         found = await self._find_reusable(claim_id)
@@ -243,7 +244,7 @@ def who_began_later_has_read_it(patch: Patch) -> None:
 
 
 def a_name_is_one_consumer_in_every_stream(patch: Patch) -> None:
-    """Whoever acknowledged is not asked, nor is its namesake in a copy."""
+    """Treat consumers with the same name in different streams as one."""
 
     def find_blocking_consumer(old: Any) -> Any:
         names: dict[int, str] = {}
@@ -282,7 +283,7 @@ def a_copy_speaks_for_its_origin(patch: Patch) -> None:
 
 
 def floors_never_go_back(patch: Patch) -> None:
-    """A consumer that was reset has read what it had read."""
+    """Assume that ack floors never go back, even after a reset."""
     highest: dict[tuple[str, str], int] = {}
 
     def parse_floor(old: Any) -> Any:
@@ -309,7 +310,7 @@ def a_piece_is_lost_on_the_way(patch: Patch) -> None:
 
 def unfinished_uploads_stay(patch: Patch) -> None:
     async def nothing(self: Any, *_: Any) -> None:
-        """End no uploads."""
+        """Abort no uploads."""
 
     patch(sweeper.Sweeper, "_sweep_uploads", lambda old: nothing)
 

@@ -1,6 +1,7 @@
-"""Starts the real object stores that the tests use: SeaweedFS for S3, Azurite for Azure, an emulator for Google.
+"""Starts the real object stores for tests: SeaweedFS for S3, Azurite for Azure, an emulator for Google.
 
-Each is one process a test session on free loopback ports, with its data in a temporary folder; buckets are unique.
+Each is one process per test session on free loopback ports, with its data in a temporary folder. Bucket names are
+unique.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".venv" / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-#: The account that every Azurite has; published by its authors, no secret.
+#: The default account of every Azurite; published by its authors, not a secret.
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _START_TIMEOUT_S = 40.0
 
 
 class Process:
-    """A store's process and its folder."""
+    """The process of a store, and its folder."""
 
     def __init__(self, name: str, command: list[str], folder: Path, **environment: str) -> None:
         self.name = name
@@ -46,7 +47,7 @@ class Process:
         )
 
     def wait_for(self, url: str) -> None:
-        """Until something answers there, whatever it says."""
+        """Wait until the address replies, with any status."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
             try:
@@ -62,7 +63,7 @@ class Process:
                 time.sleep(0.05)
 
     def close(self) -> None:
-        """At once: what they hold is thrown away, and an orderly end takes some of them twenty seconds."""
+        """Kill the process: its data is not needed, and an orderly shutdown takes up to twenty seconds."""
         self._process.kill()
         self._process.wait()
         self._log.close()
@@ -70,7 +71,7 @@ class Process:
 
 
 class Weed(Process):
-    """SeaweedFS with an S3 door, and its lifecycle on demand."""
+    """SeaweedFS with its S3 gateway; `run_lifecycle` applies lifecycle rules on demand."""
 
     KEYS = {"access_key_id": "headrace", "secret_access_key": "headrace-secret"}
 
@@ -101,7 +102,7 @@ class Weed(Process):
 
     @staticmethod
     def _free_base() -> int:
-        """Five ports in a row whose gRPC twins (+10000) are free too."""
+        """Find five consecutive ports whose gRPC ports (+10000) are free too."""
         for base in range(13000 + os.getpid() % 500 * 20, 28000, 20):
             with contextlib.ExitStack() as stack:
                 try:
@@ -119,21 +120,23 @@ class Weed(Process):
 
     def close(self) -> None:
         super().close()
-        for port in self.ports.values():  # its sockets for neighbours stay behind otherwise
+        for port in self.ports.values():  # otherwise its sockets for other nodes remain
             for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 path.unlink(missing_ok=True)
             for path in Path("/tmp").glob(f"seaweedfs-*-{port + 10000}.sock"):
                 path.unlink(missing_ok=True)
 
     def run_lifecycle(self) -> str:
-        """Apply the buckets' lifecycle rules now."""
+        """Apply the lifecycle rules of the buckets now."""
         return self._shell(
             f"s3.lifecycle.run-shard -shards 0-15 -s3 127.0.0.1:{self.ports['s3.port'] + 10000}"
         )
 
     def age(self, bucket: str, days: int, since: float) -> None:
-        """Make everything in a bucket that was written since then older: its entries are saved, their times moved
-        back, and loaded again. Times are varints in there, and those of a few days differ in no byte count.
+        """Make everything written to a bucket since `begin` older.
+
+        Saves the entries, moves their times back, and loads them again. Times are varints there; a shift of a few
+        days does not change their length.
         """
         path = self.folder / f"{bucket}.meta"
         self._shell(f"fs.meta.save -o {path} /buckets/{bucket}")
@@ -163,7 +166,7 @@ class Weed(Process):
 
 
 def _varint(number: int) -> bytes:
-    """A number as protocol buffers have it."""
+    """Encode a number as a protocol buffers varint."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -172,7 +175,7 @@ def _varint(number: int) -> bytes:
 
 
 class Azurite(Process):
-    """Azure's emulator, from npm."""
+    """Azure's emulator, installed with npm."""
 
     def __init__(self) -> None:
         if not AZURITE.exists() or not shutil.which("node"):
@@ -193,7 +196,7 @@ class Azurite(Process):
 
 
 class GcsEmulator(Process):
-    """An emulator of Google's JSON API with our gateway for XML, not the real service: see docs/reference/claims.md."""
+    """An emulator of Google's JSON API behind our XML gateway, not the real service: see docs/reference/claims.md."""
 
     def __init__(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="claims-gcs-"))
@@ -211,7 +214,7 @@ class GcsEmulator(Process):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Administration on the emulator itself, data through a door that speaks XML."""
+        """Use the emulator itself for administration, and the XML gateway for data."""
         data = f"http://127.0.0.1:{self.door.server_address[1]}"
         return {"endpoint": data, "admin_endpoint": self.endpoint, "retries": 0}
 

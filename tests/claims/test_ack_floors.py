@@ -1,4 +1,4 @@
-"""Who still needs a claim: every consumer and reader that may come to its message, in every stream that has it."""
+"""Who still needs a claim: every consumer and reader that may read its message, in every stream with the message."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LONG = Ttl(86400, True, 300, 3600)
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
-MANY = 1100  # more than a server tells in one answer
+MANY = 1100  # more than a server returns in one reply
 
 
 @pytest.fixture
 async def leased(world: ClaimsHarness) -> AsyncIterator[str]:
-    """A stream with many readers that have read nothing yet; without them in the end, as the server is not ours alone."""
+    """A stream with many readers that have read nothing; they are removed at the end, because tests share the server."""
     await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     for start in range(0, MANY, 100):
@@ -47,7 +47,10 @@ async def leased(world: ClaimsHarness) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def mirrored(world: ClaimsHarness) -> AsyncIterator[tuple[str, str]]:
-    """A stream and its mirror, which must not be there when later tests let weeks pass: it looks around all the time."""
+    """A stream and its mirror.
+
+    The mirror is removed before later tests advance the clock by weeks, because it polls all the time.
+    """
     stream = await world.stream()
     mirror = f"{stream}m"
     await world.wire.api_request(f"STREAM.CREATE.{mirror}", {"name": mirror, "mirror": {"name": stream}})
@@ -89,11 +92,11 @@ async def test_a_lease_that_is_over_leaves_nothing(world: ClaimsHarness) -> None
     await world.advance(2)
     async with asyncio.timeout(PATIENCE_S):
         while await world.wire.get_last(STREAM, f"$CLAIMS.reader.{stream}.brief"):
-            await asyncio.sleep(0.05)  # nats-server's time is real
+            await asyncio.sleep(0.05)  # nats-server runs in real time
 
 
 async def test_markers_of_leases_that_are_over_are_no_leases(world: ClaimsHarness, leased: str) -> None:
-    """Leases of earlier versions leave one each, for days."""
+    """Leases of earlier versions leave one marker each, for days."""
     marker = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h"}
     for number in range(MANY):
         await world.wire.publish_nowait(f"$CLAIMS.reader.{leased}.r{number}", b"", marker)
@@ -123,7 +126,7 @@ async def test_nobody_is_passed_over_when_consumers_go_and_come_between_two_page
         pages += verb.startswith("CONSUMER.LIST")  # leases are listed at the same time
         if pages == 1 and verb.startswith("CONSUMER.LIST"):
             await api(f"CONSUMER.DELETE.{stream}.{names[0]}")
-            await world.consumer(stream, "later")  # so that there are as many as before
+            await world.consumer(stream, "later")  # so that the number stays the same
         return answer
 
     monkeypatch.setattr(claims.jetstream, "api_request", changing)
@@ -132,7 +135,7 @@ async def test_nobody_is_passed_over_when_consumers_go_and_come_between_two_page
 
 
 class Cluster:
-    """A server whose list of consumers is what the test says."""
+    """A server whose list of consumers is set by the test."""
 
     def __init__(self, *pages: dict[str, Any]) -> None:
         self._pages = list(pages)
@@ -160,7 +163,7 @@ async def test_a_list_that_never_holds_still_is_no_answer() -> None:
 
 
 async def swept(world: ClaimsHarness, claims: Claims, sent: Any) -> bool:
-    """Whether a claim goes, a while after its grace period and long before its max_age."""
+    """Return whether a claim is deleted shortly after its grace period, long before its max_age."""
     await wait_until_stored(world.connection)
     await world.advance(3700)
     await claims.collector.collect()
@@ -171,7 +174,7 @@ async def swept(world: ClaimsHarness, claims: Claims, sent: Any) -> bool:
 
 
 def began_later(policy: str, now_ns: int) -> dict[str, Any]:
-    """Settings of a consumer that begins behind the first message."""
+    """Return the configuration of a consumer that starts after the first message."""
     start = {
         "by_start_sequence": {"opt_start_seq": 2},
         "by_start_time": {"opt_start_time": format_rfc3339(now_ns + 5 * 10**9)},
@@ -233,14 +236,14 @@ def test_times_of_any_zone_are_understood(text: str) -> None:
 async def test_the_origin_counts_though_the_note_of_it_was_lost(
     world: ClaimsHarness, mirrored: tuple[str, str], monkeypatch: pytest.MonkeyPatch, retention_s: int
 ) -> None:
-    """The producer died after its publish, and the first to ack is a consumer of a mirror."""
+    """The producer dies after its publish, and a consumer of a mirror acks first."""
     claims = await world.claims(ttl=Ttl(3600, True, retention_s, 300))
     stream, mirror = mirrored
     await world.consumer(stream, "slow")
     await world.consumer(mirror, "quick")
 
     async def lost(*_: Any) -> None:
-        """Nobody hears of it."""
+        """Drop the message."""
 
     with monkeypatch.context() as patch:
         patch.setattr(claims.registry, "update_nowait", lost)

@@ -1,4 +1,4 @@
-"""The buckets' own expiry rules: on a real S3 server, and as far as emulators and fakes allow elsewhere."""
+"""Lifecycle rules of buckets: on a real S3 server, and on emulators and fakes as far as they support them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_s3_rules_are_merged_and_read_back(weed: Weed) -> None:
 
 
 async def test_s3_the_bucket_rule_removes_what_everybody_missed(weed: Weed) -> None:
-    """The seed's integration test: lifecycle on demand. A date in the past stands for days that have passed."""
+    """Run lifecycle rules on demand; a date in the past stands for days that have passed."""
     store = await s3(weed)
     await store.put("ns/t/2026010100/old", b"x", StaticAttributes())
     await store.put("other/t/2026010100/kept", b"x", StaticAttributes())
@@ -73,8 +73,9 @@ async def test_s3_the_bucket_rule_removes_what_everybody_missed(weed: Weed) -> N
 
 
 async def test_s3_days_that_pass_end_what_no_collector_saw(weed: Weed, world: ClaimsHarness) -> None:
-    """Producer and consumer are gone and nobody collects. Three days later the bucket's own rules have removed the
-    claim and the upload that was cut off, and nothing of others; the registry's side is tidied up when one comes.
+    """Nobody collects: after three days the bucket's rules remove the claim and the interrupted upload, nothing else.
+
+    The next collector then removes the records from the registry.
     """
     since = time.time()
     settings = {"backend": "s3", "bucket": bucket_name(), "store": weed.settings}
@@ -98,7 +99,7 @@ async def test_s3_days_that_pass_end_what_no_collector_saw(weed: Weed, world: Cl
     assert await claims.registry.find(world.name, sent.reference.claim_id) is None
 
 
-@pytest.mark.parametrize("world", ["nats-server"], indirect=True)  # its time begins with the store's
+@pytest.mark.parametrize("world", ["nats-server"], indirect=True)  # its time starts with the store's
 async def test_s3_uploads_that_were_cut_off_are_swept_by_their_true_age(
     weed: Weed, world: ClaimsHarness
 ) -> None:
@@ -178,7 +179,7 @@ async def test_s3_objects_carry_their_end_as_a_tag(weed: Weed, world: ClaimsHarn
 async def test_wrong_credentials_are_named_and_a_start_with_them_fails(
     world: ClaimsHarness, settings_of: Callable[[str], dict[str, Any]], name: str
 ) -> None:
-    """A producer that could not store or clean up must not start; a reader with them may succeed later."""
+    """A producer that cannot store or clean up must not start; a reader may succeed later."""
     settings = settings_of(name)
     secret = {
         "s3": {"secret_access_key": "wrong"},
@@ -224,7 +225,7 @@ async def test_lint_looks_at_the_bucket_and_its_rules(weed: Weed, world: ClaimsH
 
 
 async def test_gcs_buckets_and_rules_on_an_emulator(gcs: GcsEmulator) -> None:
-    """Google's library against an emulator of its JSON API."""
+    """Google's library with an emulator of its JSON API."""
     store: Any = open_store(ClaimConfig("ns", backend="gcs", bucket=bucket_name(), store=gcs.settings))
     assert not await store.bucket_exists()
     await store.ensure_bucket()
@@ -248,7 +249,10 @@ async def test_gcs_buckets_and_rules_on_an_emulator(gcs: GcsEmulator) -> None:
 
 
 class Management(BaseHTTPRequestHandler):
-    """Azure's management plane, as far as lifecycle policies go: it exists in the cloud only. Keeps what it is sent."""
+    """A fake of Azure's management API, as far as lifecycle policies need it: the API exists only in the cloud.
+
+    Keeps the documents that it receives.
+    """
 
     protocol_version = "HTTP/1.1"
     server: Any
@@ -275,12 +279,12 @@ class Management(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def management() -> Iterator[Any]:
-    """Azure's own library, with a fake of the service behind it."""
+    """Azure's own library with a fake service."""
     from azure.core.credentials import AccessToken
     from azure.core.pipeline.policies import SansIOHTTPPolicy
     from azure.mgmt.storage import StorageManagementClient
@@ -347,7 +351,7 @@ async def test_azures_refusal_is_a_store_error(management: Any) -> None:
 
 
 class Bucketless:
-    """Administration of an S3 that has no bucket yet, and remembers what it is told to make."""
+    """Administration of an S3 without a bucket; records the bucket that is created."""
 
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}
@@ -359,7 +363,7 @@ class Bucketless:
         self.made = given
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is open."""
 
 
 @pytest.mark.parametrize(
@@ -383,7 +387,7 @@ async def test_s3_amazon_is_told_the_region_of_a_bucket(
 
 
 class Busy:
-    """Administration of an S3 with more uploads under way than it tells at once."""
+    """Administration of an S3 with more uploads in progress than one reply lists."""
 
     def list_multipart_uploads(self, *, KeyMarker: str = "", **_: Any) -> dict[str, Any]:
         begun = datetime(2020, 1, 1, tzinfo=UTC)
@@ -428,7 +432,7 @@ async def test_rules_of_others_stay(world: ClaimsHarness) -> None:
 async def test_rules_that_do_not_stick_are_noticed() -> None:
     class Forgetful(type(MemoryStore().lifecycle)):  # type: ignore[misc]
         async def write(self, rules: Any) -> None:
-            """Answers 200 and forgets."""
+            """Accept a document and discard it."""
 
     with pytest.raises(ObjectStoreError, match="are not in the bucket"):
         await lifecycles.ensure_rules(Forgetful(), "ns", 1)

@@ -1,4 +1,4 @@
-"""Work that goes on until it is cancelled ends then, even if it does not hear it the first time."""
+"""Cancelled work ends even if the first cancellation is lost."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""`headrace claims ...` as a user meets it, on both servers."""
+"""`headrace claims ...`, as a user runs it, on both servers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def written(world: ClaimsHarness, tmp_path: Path, max_age: int = 7200) -> Path:
 
 
 async def called(*arguments: Any) -> int:
-    """The command runs in a thread: it has an event loop of its own."""
+    """Run a command in a thread, because it has its own event loop."""
     return await asyncio.to_thread(run, [str(item) for item in arguments])
 
 
 async def offloaded(world: ClaimsHarness, path: Path, age_s: int = 0) -> tuple[Any, Any]:
-    """A claim that was published so long ago, by its producer's clock."""
+    """Publish a claim with a producer's clock that is this far in the past."""
     config = load(path)
     then = FakeClock(world.clock.now_ns() - age_s * SECOND_NS)
     claims = await world.claims(ttl=config.ttl, clock=then if age_s else None)
@@ -100,7 +100,7 @@ async def test_lint_and_publish(world: ClaimsHarness, tmp_path: Path, capsys: An
 
 @pytest.mark.parametrize("world", ["nats-server"], indirect=True)
 async def test_collect_watches_until_it_is_stopped(world: ClaimsHarness, tmp_path: Path) -> None:
-    """A process of its own: it collects, shows its metrics, and ends without a complaint."""
+    """A separate process collects, exports its metrics, and ends without an error message."""
     path = written(world, tmp_path, max_age=60)
     claims, sent = await offloaded(world, path, age_s=7200)
     await world.wire.api_request(f"STREAM.PURGE.{sent.stream}")

@@ -1,4 +1,4 @@
-"""What the collector removes, what it leaves alone, and how it counts."""
+"""What the collector removes, what it keeps, and its counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.claims.reference import make_key
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 async def test_nothing_young_is_swept(world: ClaimsHarness) -> None:

@@ -1,4 +1,4 @@
-"""Compressed claims: both sides verify what is stored and what is read."""
+"""Compressed claims: producer and consumer verify both the stored and the original bytes."""
 
 from __future__ import annotations
 

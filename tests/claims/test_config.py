@@ -1,4 +1,4 @@
-"""Configurations: keys, defaults, presets, and refusals that name the key."""
+"""Configurations: keys, defaults, presets, and errors that name the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lifetimes that do not fit together are pointed out: as errors or as warnings."""
+"""`lint` reports lifetimes that contradict each other, as errors or as warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are killed in the middle of their work: nothing is lost, and nothing stays for ever."""
+"""Processes that are killed at any moment: nothing is lost, and nothing stays forever."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ asyncio.run(main())
 async def killed(
     world: ClaimsHarness, stream: str, role: str, first: int, after_s: float, signs: int = 1
 ) -> list[int]:
-    """Run a program, kill it that long after its first signs of work; the numbers it told of."""
+    """Run a program and kill it this long after its first output; return the numbers that it printed."""
     facts = {
         "url": world.url,
         "folder": str(world.folder),
@@ -83,7 +83,7 @@ async def killed(
             process.kill()
     rest, complaint = await process.communicate()
     assert b"Traceback" not in complaint, complaint.decode()
-    lines = (begun + rest).split(b"\n")[:-1]  # a line that was cut off was not told
+    lines = (begun + rest).split(b"\n")[:-1]  # an incomplete last line does not count
     return [int(line) for line in lines]
 
 
@@ -98,12 +98,12 @@ async def test_killed_producers_and_consumers_lose_nothing_and_leave_nothing(wor
     await world.consumer(stream, "c", ack_wait=10**9)
     sent, handed = 0, set()
     for _ in range(2):
-        # The first may be what the one before had published and not told of, and may have been read long ago; the second
-        # is new, so that the reader who comes now finds something, whatever a killed one holds.
+        # The first message may already be read: the previous program may have published it without printing its
+        # number. The second is new, so the reader finds at least one message whatever a killed reader holds.
         told = await killed(world, stream, "produce", sent, chance.uniform(0.0, 0.15), signs=2)
-        sent = told[-1] + 1  # the next one tries again what this one did not tell of
+        sent = told[-1] + 1  # the next program retries what this one did not report
         handed |= set(await killed(world, stream, "consume", 0, chance.uniform(0.0, 0.1)))
-    # The programs go by the machine's clock; a server with virtual time may be hours ahead of it.
+    # The programs use the machine's clock; a server with virtual time may be hours ahead.
     reader = await world.claims(ttl=PRESETS["aggressive"], clock=SystemClock())
     await reader.producer.publish(f"{stream}.a", (b"%08d" % sent) * 12_500, msg_id=f"m{sent}")
     await _drain(world, reader, stream, handed)
@@ -116,14 +116,14 @@ async def test_killed_producers_and_consumers_lose_nothing_and_leave_nothing(wor
 
 
 async def _drain(world: ClaimsHarness, claims: Any, stream: str, handed: set[int]) -> None:
-    """Read until the stream has nothing left for its consumer."""
+    """Read until the consumer has no message left."""
 
     async def hand_over(received: Received) -> None:
         handed.add(int(received.data[:8]))
 
     async with asyncio.timeout(120):
         while True:
-            await world.advance(2)  # what a killed reader held is delivered again
+            await world.advance(2)  # messages of a killed reader are delivered again
             for message in await claims.jetstream.pull(stream, "c", 50):
                 await claims.consumer.handle(message, hand_over)
             info = await world.wire.api_request(f"CONSUMER.INFO.{stream}.c")

@@ -1,4 +1,4 @@
-"""Whatever lies in broker or store, decoders return what they promise or raise the one error that they promise."""
+"""Decoders return what they promise, or raise their documented error, for any bytes in broker or store."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ VALUES = st.recursive(
 
 @st.composite
 def changed(draw: st.DrawFn, document: dict[str, Any]) -> bytes:
-    """A good document with some values replaced or removed, at the top or below; or any bytes at all."""
+    """Return a valid document with some values replaced or removed at any level, or arbitrary bytes."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=60))
     made = copy.deepcopy(document)

@@ -1,4 +1,4 @@
-"""When the object of a claim is deleted: after a confirmed ack, or when its time has come."""
+"""When the object of a claim is deleted: after a confirmed ack, or when its retention ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_ACK = PRESETS["aggressive"]
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 async def test_whether_and_when_are_two_questions(world: ClaimsHarness) -> None:
@@ -62,7 +62,7 @@ async def test_an_ack_without_an_answer_releases_nothing(world: ClaimsHarness, m
 
 
 async def test_a_planned_deletion_survives_its_planner(world: ClaimsHarness) -> None:
-    """The reader is gone; another program with nothing in memory finds the timer in the registry."""
+    """The reader is gone; another program, with nothing in memory, finds the timer in the registry."""
     claims = await world.claims(ttl=PRESETS["redelivery"])
     stream = await world.stream()
     await world.consumer(stream, "c")

@@ -1,4 +1,4 @@
-"""What breaks, breaks halfway: no loss, no premature deletion, nothing orphaned once the collector ran."""
+"""Faults in the middle of an operation: no loss, no early deletion, no orphans after a collection."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RETENTION = PRESETS["redelivery"]
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 async def keys(claims: Any) -> list[str]:
@@ -185,7 +185,7 @@ async def test_a_collector_that_dies_between_facts_and_object_is_followed_by_ano
 
 
 async def test_a_fast_clock_does_not_delete_early(world: ClaimsHarness) -> None:
-    """The collector goes by the server's time; a reader by its own, with allowance."""
+    """The collector uses the server's time; a reader uses its own, with an allowance for clock skew."""
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -219,7 +219,7 @@ async def test_retention_is_kept_though_the_readers_clock_is_behind(world: Claim
 
 
 async def test_a_producers_clock_that_is_behind_costs_no_claim(world: ClaimsHarness) -> None:
-    """Its message lives by the server's clock, and consumers allow for the difference."""
+    """Its message expires by the server's clock, and consumers allow for the difference."""
     ttl = Ttl(3600, True, 0, 0)
     claims = await world.claims(ttl=ttl)
     producing = await world.claims(ttl=ttl, clock=FakeClock(world.clock.now_ns() - 55 * 10**9))
@@ -259,7 +259,7 @@ async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: 
 
 
 async def test_a_consumer_that_is_reset_reads_again_what_is_kept(world: ClaimsHarness) -> None:
-    """Reset to the start within the retention: the claim is there, and lives until it was read once more."""
+    """After a reset to the start within the retention, the claim still exists, until it is read again."""
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -282,7 +282,7 @@ async def test_a_consumer_that_is_reset_reads_again_what_is_kept(world: ClaimsHa
 async def test_a_message_whose_consumer_was_reset_under_it_is_acked_or_comes_again(
     world: ClaimsHarness,
 ) -> None:
-    """Somebody resets the consumer between read and ack: whatever becomes of the ack, the claim is not lost."""
+    """The consumer is reset between read and ack: the claim is kept whatever happens to the ack."""
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -333,7 +333,7 @@ async def test_a_registry_that_does_not_answer_refuses_the_publish(
 async def test_a_connection_that_is_lost_after_the_publish_does_not_fail_it(
     world: ClaimsHarness, monkeypatch: Any
 ) -> None:
-    """The message is in the stream: whoever is told otherwise publishes it again. The facts can wait."""
+    """The message is in the stream: an error would make the caller publish it again. The record is updated later."""
     connection = await nats.connect(world.url, allow_reconnect=False, connect_timeout=PATIENCE_S)
     settings = {"path": str(world.folder), "sync": False}
     config = ClaimConfig(world.name, threshold=65536, ttl=RETENTION, store=settings)
@@ -462,7 +462,7 @@ async def test_files_and_iterators_are_streamed(world: ClaimsHarness, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["nats-server", "headrace"])
 async def test_once_in_real_time(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
-    """No clock is moved here: TTLs of a second or two, markers by the server itself, a collector that watches."""
+    """In real time: TTLs of a second or two, markers by the server, a collector that watches."""
     if server == "headrace":
         async with Server(store_dir=tmp_path / "broker") as ours:
             await _in_real_time(ours.url, tmp_path)
@@ -471,7 +471,7 @@ async def test_once_in_real_time(request: pytest.FixtureRequest, tmp_path: Path,
 
 
 async def _in_real_time(url: str, tmp_path: Path) -> None:
-    """What is read goes though its age would let it stay, what is not read stays, and what is aged goes though unread."""
+    """A claim that was read is removed before its max_age, an unread one stays, and an expired one is removed."""
     connection = await nats.connect(url, connect_timeout=PATIENCE_S)
     world = ClaimsHarness(connection, url, None, tmp_path, f"RT{time.time_ns()}")
     lasting = await world.claims(ttl=Ttl(HOUR, True, 1, 1), clock=SystemClock())
@@ -501,7 +501,7 @@ async def _in_real_time(url: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 async def wire_to_s3(weed: Weed) -> AsyncIterator[Proxy]:
-    """A real S3 server behind a wire that can fail."""
+    """A real S3 server behind a proxy that can fail."""
     async with Proxy(weed.endpoint) as proxy:
         yield proxy
 
@@ -552,7 +552,7 @@ async def test_a_store_that_is_slow_is_waited_for_so_long_and_no_longer(
     assert await keys(claims) == []
 
 
-@pytest.mark.parametrize("world", ["nats-server"], indirect=True)  # its time begins with the store's
+@pytest.mark.parametrize("world", ["nats-server"], indirect=True)  # its time starts with the store's
 async def test_an_upload_that_is_cut_off_halfway_leaves_nothing_once_the_collector_ran(
     world: ClaimsHarness, weed: Weed, wire_to_s3: Proxy
 ) -> None:
@@ -563,7 +563,7 @@ async def test_an_upload_that_is_cut_off_halfway_leaves_nothing_once_the_collect
     async def source() -> AsyncIterator[bytes]:
         for number in range(24):
             if number == 12:
-                wire_to_s3.refuse(503)  # nor can it be given up any more
+                wire_to_s3.refuse(503)  # nor can it be aborted any more
             yield b"x" * 1_000_000
 
     with pytest.raises(StoreUnavailable):
@@ -593,7 +593,7 @@ async def _until_gone(claims: Claims, key: str) -> None:
 
 
 async def _eventually(claims: Claims) -> int:
-    """A refused deletion comes back after its delay: at once in virtual time, soon in real time."""
+    """Wait for a retried deletion: at once in virtual time, soon in real time."""
     async with asyncio.timeout(PATIENCE_S):
         while not (found := (await claims.collector.collect(sweep=False)).removed):
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What claims are decided by is read from the registry's leader, not from a replica or mirror that is behind."""
+"""Decisions about claims use the registry's leader, never a replica or mirror that lags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory stays within 64 MiB whatever the size: measured in a process of its own, for each way a payload can come."""
+"""Memory stays below 64 MiB for payloads of any size and origin, measured in a separate process."""
 
 from __future__ import annotations
 

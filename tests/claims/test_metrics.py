@@ -1,7 +1,7 @@
-"""Alert rules and dashboard, evaluated by Prometheus itself on metrics that were really exported.
+"""Alert rules and dashboard, evaluated by Prometheus on metrics that a program really exported.
 
-promtool (Debian package prometheus) is given what a program exported, scrape by scrape, one a minute, and asked what
-the rules and the dashboard's expressions make of it. `deploy/claims.rules.test.yml` has the same over made-up series.
+promtool (Debian package prometheus) gets the exported metrics, one scrape per minute, and evaluates the rules and the
+expressions of the dashboard. `deploy/claims.rules.test.yml` tests the same with synthetic series.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["ru
 DASHBOARD = json.loads((DEPLOY / "claims.dashboard.json").read_text())
 PANELS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 _NAME = re.compile(r"\bclaim_check_\w+")
-#: Metrics are the program's; one server is enough where only they matter.
+#: Metrics belong to the program, so one server is enough for tests of metrics only.
 on_one_server = pytest.mark.parametrize("world", ["headrace"], indirect=True)
 
 
 def promtool(*arguments: str) -> None:
-    """Run it; what it says is the failure."""
+    """Run promtool; its output is the failure message."""
     if shutil.which("promtool") is None:
         pytest.fail("promtool is missing; on Debian: apt-get install prometheus")
     command = ["promtool", *arguments]
@@ -53,7 +53,7 @@ def promtool(*arguments: str) -> None:
 
 
 class Scrapes:
-    """What Prometheus would have seen of a program, a sample a minute."""
+    """A program's metrics as Prometheus would see them: one sample per minute."""
 
     def __init__(self, claims: Any, folder: Path) -> None:
         self._claims = claims
@@ -75,7 +75,7 @@ class Scrapes:
         return {series.partition("{")[0] for series in self._values}
 
     def fires(self, namespace: str, expected: dict[str, list[int]]) -> None:
-        """That exactly these alerts fire at these minutes (negative: they do not)."""
+        """Check that exactly these alerts fire at these minutes (negative: do not fire)."""
         checks = []
         for alert, minutes in expected.items():
             labels = {"severity": "warning", "namespace": namespace}
@@ -95,7 +95,7 @@ class Scrapes:
         self._evaluate({"alert_rule_test": checks})
 
     def has_values(self, expressions: list[str]) -> None:
-        """That each expression gives something."""
+        """Check that each expression has a value."""
         minute = f"{self.minutes - 1}m"
         checks = [
             {
@@ -119,7 +119,7 @@ class Scrapes:
 
 
 async def scraped(claims: Any, folder: Path, minutes: int, work: Callable[[int], Awaitable[Any]]) -> Scrapes:
-    """A program that works and is scraped, minute by minute."""
+    """Scrape a working program minute by minute."""
     scrapes = Scrapes(claims, folder)
     scrapes.take()
     for minute in range(1, minutes):
@@ -129,7 +129,7 @@ async def scraped(claims: Any, folder: Path, minutes: int, work: Callable[[int],
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 async def test_every_name_in_rules_and_dashboard_is_exported_and_evaluates(
@@ -174,7 +174,7 @@ def test_the_seeds_names_are_there() -> None:
 @on_one_server
 @pytest.mark.parametrize("preset", list(PRESETS))
 async def test_nothing_fires_while_all_is_well(world: ClaimsHarness, preset: str, tmp_path: Path) -> None:
-    """Also when reading never deletes, where a leak alert on creations and deletions alone would never stop."""
+    """Also if reading never deletes: an alert on creations and deletions alone would never stop."""
     claims = await world.claims(ttl=PRESETS[preset])
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -190,7 +190,7 @@ async def test_nothing_fires_while_all_is_well(world: ClaimsHarness, preset: str
 
 @on_one_server
 async def test_leaked_claims_fire_the_alert(world: ClaimsHarness, tmp_path: Path) -> None:
-    """Claims past their age that nobody removes: a sweep sees them, and may not delete."""
+    """A sweep finds claims beyond their max_age but may not delete them."""
     claims = await world.claims(ttl=PRESETS["conservative"])
     stream = await world.stream()
     await claims.store.put(f"{world.name}/t/2020010100/lost", b"x", StaticAttributes())
@@ -206,7 +206,7 @@ async def test_leaked_claims_fire_the_alert(world: ClaimsHarness, tmp_path: Path
 
 @on_one_server
 async def test_a_leak_fires_when_nobody_sweeps(world: ClaimsHarness, tmp_path: Path) -> None:
-    """Without a collector the figure of orphans does not exist."""
+    """Without a collector there is no metric of orphans."""
     claims = await world.claims(ttl=PRESETS["conservative"])
     stream = await world.stream()
     scrapes = await scraped(

@@ -1,4 +1,4 @@
-"""The worlds of claims catch bugs: some planted ones, quickly; `make mutants` tries all."""
+"""Claim simulations catch planted bugs: a quick selection; `make mutants` tries all."""
 
 import pytest
 

@@ -37,7 +37,7 @@ ROLES = {"producer": "p", "consumer": "c", "collector": "l", "root": "r"}
 
 
 def config_text(ttl: Ttl) -> str:
-    """The documented block, for consumers that delete at once or later, and somebody who may do everything."""
+    """Return the documented block, for consumers that delete at once or later, plus a user with all permissions."""
     lines = BLOCK.splitlines(keepends=True)
     kept = [line for line in lines if not ttl.retention_after_read or NOT_NEEDED not in line]
     text = "".join(kept)
@@ -45,7 +45,7 @@ def config_text(ttl: Ttl) -> str:
 
 
 def permitted(role: str, ttl: Ttl) -> list[str]:
-    """What a role may publish to."""
+    """Return the subjects that a role may publish to."""
     found = re.search(
         rf"user: {role}, .*?publish: \[\n(.*?)^ *\]", config_text(ttl), re.DOTALL | re.MULTILINE
     )
@@ -54,7 +54,7 @@ def permitted(role: str, ttl: Ttl) -> list[str]:
 
 
 class Guarded(MemoryStore):
-    """A bucket of many, seen with the rights of one role."""
+    """A bucket as seen with the permissions of one role."""
 
     def __init__(self, shared: MemoryStore, allowed: Sequence[str]) -> None:
         self.__dict__.update(shared.__dict__)
@@ -103,14 +103,14 @@ RIGHTS = {
 
 
 def rights(role: str, ttl: Ttl) -> tuple[str, ...]:
-    """What a role may do below `video/` in the bucket."""
+    """Return what a role may do below `video/` in the bucket."""
     is_finisher = role == "consumer" and not ttl.retention_after_read
     return (*RIGHTS[role], "delete") if is_finisher else RIGHTS[role]
 
 
 @dataclass
 class User:
-    """A connection with its violations and the subjects that it has used."""
+    """A connection with its permission violations and the subjects that it has used."""
 
     role: str
     connection: Connection
@@ -122,13 +122,13 @@ class User:
         return JetStreamClient(self.connection, timeout_s=PATIENCE_S)
 
     async def is_refused(self, subject: str) -> bool:
-        """Whether the server refuses a publish, and says so."""
+        """Return whether the server rejects a publish with an error."""
         before = len(self.violations)
         await self.connection.publish(subject, b"{}", reply=f"_INBOX_{self.role}.x")
         return await self._is_told(before)
 
     async def is_deaf(self, subject: str) -> bool:
-        """Whether the server refuses a subscription, and says so."""
+        """Return whether the server rejects a subscription with an error."""
         before = len(self.violations)
         await self.connection.subscribe(subject)
         return await self._is_told(before)
@@ -220,11 +220,11 @@ async def prepared(server: Server, ttl: Ttl) -> Stage:
 
 
 async def nothing(_: Any) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 async def worked(stage: Stage) -> None:
-    """A life of every kind: read, published again, never published, read by nobody, swept."""
+    """Run claims through every path: read, published again, never published, never read, swept."""
     collector = await stage.claims("collector")
     root = JetStreamClient(stage.users["root"].connection, timeout_s=PATIENCE_S)
     await change_trail(root)
@@ -256,13 +256,13 @@ async def worked(stage: Stage) -> None:
 
 
 async def change_trail(root: JetStreamClient) -> None:
-    """An operator changes the audit trail: to create it again is refused then, and its configuration is looked at."""
+    """Change the audit trail as an operator would: creating it again then fails, and clients check its configuration."""
     there = (await root.api_request("STREAM.INFO.CLAIMS_AUDIT"))["config"]
     await root.api_request("STREAM.UPDATE.CLAIMS_AUDIT", {**there, "description": "ours"})
 
 
 async def lose_note(root: JetStreamClient, producer: Claims, consumer: Claims) -> None:
-    """A claim is read whose producer did not get to say where its message is."""
+    """Read a claim whose producer did not record the position of its message."""
     sent = await producer.producer.publish("video.d", LARGE)
     assert sent.reference
     await wait_until_stored(producer.jetstream.connection, "video")
@@ -279,7 +279,7 @@ async def iter_of(data: bytes) -> AsyncIterator[bytes]:
 
 
 def expired(claim_id: str = CLAIM, **changes: Any) -> dict[str, Any]:
-    """Facts of a claim that has ended, but whose grace has not: its collector asks who needs it."""
+    """Return the record of a claim that has expired, within its grace period: the collector checks who needs it."""
     end = int(time.time()) - 30
     return {
         "claim_id": claim_id,
@@ -386,7 +386,7 @@ async def test_none_of_them_reaches_beyond(kind: str) -> None:
 
 
 async def test_an_answer_in_the_place_of_a_record_ends_no_claim(kind: str) -> None:
-    """Servers send answers to any reply subject, so anybody who may publish to a stream can have one stored there."""
+    """Servers send replies to any reply subject, so a user who may publish to a stream can have a reply stored there."""
     with _running(kind, LATER) as server:
         stage = await prepared(server, LATER)
         collector, producer = await stage.claims("collector"), await stage.claims("producer")
@@ -415,7 +415,7 @@ FOREIGN = ("other-team/report.csv", "backups/full.tar", make_key("audio", "video
 
 
 async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
-    """By those who may write facts, with a collector whose credentials would allow all of it."""
+    """Forged by users who may write records, with a collector whose credentials would allow all of it."""
     with _running(kind, LATER) as server:
         stage = await prepared(server, LATER)
         opened = await stage.claims("collector")
@@ -434,7 +434,7 @@ async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
                 await collector.collector.collect()
         for key in FOREIGN:
             assert await stage.bucket.exists(key)
-        # A stream that the collector may not ask about keeps that claim only.
+        # A stream that the collector may not query protects only the claims in it.
         hidden = "ab" * 16
         end = int(time.time()) + 3600
         released = expired(

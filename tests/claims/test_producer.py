@@ -1,4 +1,4 @@
-"""What a producer sends as a claim, with which fields, and what it leaves behind when that fails."""
+"""What a producer sends as a claim, with which fields, and what remains after a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ACK = PRESETS["aggressive"]
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 @pytest.mark.parametrize("over", [0, 1])

@@ -1,4 +1,4 @@
-"""Programs publish their configuration: two that disagree find out."""
+"""Programs publish their configuration, so that two that disagree get an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that nobody of ours wrote: they delete nothing that is not their own, stop nobody, and are reported once."""
+"""Records written by other programs: they delete nothing else, stop no collector, and are reported once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SRC = Path(__file__).parents[2] / "src" / "headrace"
 MARKER = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h"}
 CLAIM = "f0" * 16
 OTHER = "0f" * 16
-#: The subject of forged facts.
+#: The subject of forged records.
 TOPIC = "video.raw"
 EXPIRES_AT = 1_700_000_000
 TTL = Ttl(7200, True, 0, 60)
 
 
 def facts(namespace: str, /, **changes: Any) -> dict[str, Any]:
-    """Facts as a producer writes them, of a claim that expired long ago, but for what is changed."""
+    """Return a record as a producer writes it, of a claim that expired long ago, with some fields changed."""
     return {
         "claim_id": CLAIM,
         "namespace": namespace,
@@ -55,7 +55,7 @@ def facts(namespace: str, /, **changes: Any) -> dict[str, Any]:
 async def forge(
     world: ClaimsHarness, document: Any, headers: dict[str, str] | None = None, claim_id: str = CLAIM
 ) -> None:
-    """Write facts and let them fall due, as somebody can who may publish both."""
+    """Write a record and make it due, as a user can who may publish both."""
     data = document if isinstance(document, bytes) else json.dumps(document).encode()
     await world.wire.publish(claim_subject(world.name, claim_id), data, headers)
     await world.wire.publish(due_subject(world.name, claim_id), b"", MARKER)
@@ -63,18 +63,21 @@ async def forge(
 
 
 async def noticed(world: ClaimsHarness) -> None:
-    """Wait until the collectors' consumer, if there is one, knows of a marker: nats-server tells it in the background."""
+    """Wait until the collectors' consumer, if there is one, has received a marker.
+
+    nats-server delivers in the background.
+    """
     for _ in range(500):
         try:
             if await left_to_do(world):
                 return
         except RequestError:
-            return  # there is no consumer yet; a new one finds what is there
+            return  # there is no consumer yet; a new one finds the marker
         await asyncio.sleep(0.01)
 
 
 async def due(world: ClaimsHarness, claims: Claims, suffix: str = "") -> str:
-    """Publish a claim whose message is gone and whose time is over; the key of its object."""
+    """Publish a claim whose message is gone and whose time is over; return the key of its object."""
     stream = await world.stream(suffix)
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
@@ -86,7 +89,7 @@ async def due(world: ClaimsHarness, claims: Claims, suffix: str = "") -> str:
 
 
 async def left_to_do(world: ClaimsHarness) -> int:
-    """Markers that a collector has still to look at."""
+    """Return how many markers a collector still has to process."""
     info = await world.wire.api_request(f"CONSUMER.INFO.{STREAM}.collectors-{world.name}")
     return int(info["num_pending"] + info["num_ack_pending"])
 
@@ -134,7 +137,7 @@ async def test_forged_facts_delete_no_object_of_others(world: ClaimsHarness, key
 async def test_facts_of_another_claim_or_bucket_are_not_acted_upon(
     world: ClaimsHarness, changes: dict[str, Any]
 ) -> None:
-    """With another bucket's facts: the namespace was moved there, and here the key may be a new claim's."""
+    """With the record of another bucket: the namespace was moved, and the same key may be a new claim here."""
     claims = await world.claims(ttl=TTL, objects=MemoryStore(clock=world.clock))
     changes = {name: value.format(ns=world.name) for name, value in changes.items()}
     document = facts(world.name, **changes)
@@ -200,7 +203,7 @@ async def test_one_record_that_cannot_be_read_stops_nobody(
 async def test_an_object_whose_facts_cannot_be_read_stays_until_its_hour_is_over(
     world: ClaimsHarness,
 ) -> None:
-    """The facts may be those of a newer program: nothing is lost before its time, and nothing stays for ever."""
+    """A newer program may have written the record: nothing is deleted early, and nothing stays forever."""
     claims = await world.claims(ttl=TTL, objects=MemoryStore(clock=world.clock))
     stream = await world.stream()
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
@@ -229,7 +232,7 @@ async def test_a_marker_with_a_wildcard_asks_for_no_other_claim(world: ClaimsHar
 
 
 async def say(world: ClaimsHarness, *lines: bytes) -> None:
-    """Talk to the server without a client, which would not send everything that servers take."""
+    """Send raw bytes to the server: a client would refuse some that servers accept."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(world.url.rpartition(":")[2]))
     writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + b"".join(lines) + b"PING\r\n")
     while line := await reader.readline():
@@ -274,7 +277,9 @@ async def test_a_header_block_that_cannot_be_read_stops_nobody(world: ClaimsHarn
     claims = await world.claims(ttl=TTL, connection=connection)
     for kind in (b"due", b"claim"):
         subject = b"$CLAIMS.%b.%b.%b" % (kind, world.name.encode(), CLAIM.encode())
-        with contextlib.suppress(ConnectionError):  # some servers end the connection of those who send this
+        with contextlib.suppress(
+            ConnectionError
+        ):  # some servers close the connection of a client that sends this
             await say(world, b"HPUB %b %d %d\r\n%b\r\n" % (subject, len(block), len(block), block))
     key = await due(world, claims)
     assert (await claims.collector.collect()).removed == 1
@@ -448,7 +453,7 @@ async def test_events_that_cannot_be_read_are_shown_as_such(world: ClaimsHarness
 
 
 async def test_a_retry_uses_no_forged_claim(world: ClaimsHarness) -> None:
-    """The facts of an earlier attempt name another bucket, or the object of another message."""
+    """The record of an earlier attempt names another bucket, or the object of another message."""
     claims = await world.claims(ttl=TTL)
     stream = await world.stream()
     first = await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m")
@@ -468,7 +473,7 @@ async def test_a_retry_uses_no_forged_claim(world: ClaimsHarness) -> None:
 
 
 class Counting(MemoryStore):
-    """A store that says what is deleted."""
+    """A store that records deletions."""
 
     deleted: list[str]
 
@@ -477,7 +482,7 @@ class Counting(MemoryStore):
 
 
 async def test_the_last_check_before_a_deletion_stands_alone() -> None:
-    """Facts that were never decoded, as if that check had a hole."""
+    """Records that were never decoded, as if that check had a hole."""
     store = Counting()
     objects = ClaimObjects(ClaimConfig("video"), store)
     good = ClaimEntry(
@@ -508,7 +513,7 @@ def test_objects_are_deleted_in_one_place() -> None:
     assert found == {"claims/object_deletion.py"}
 
 
-#: As version 0.1 wrote it, with and without what came later.
+#: As version 0.1 wrote it, with and without fields that were added later.
 WRITTEN = {
     "claim_id": "5d41402abc4b2a76b9719d911017c592",
     "namespace": "video",
@@ -553,7 +558,7 @@ async def test_metadata_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 
 
 class Strange(MemoryStore):
-    """A listing with what other programs put there, and an empty page."""
+    """A listing with objects of other programs, and an empty page."""
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[Any]:
         yield []

@@ -1,4 +1,4 @@
-"""References to claims: their ids, keys and checks, and the errors they raise."""
+"""References to claims: ids, keys, checks, and the errors they raise."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The same message published again: no attempt takes another one's object, no reading what a later one carries; and
-what only has the id of another message has a payload of its own.
+"""The same message published again.
+
+No attempt uses another's object, reading does not delete a payload that a later attempt refers to, and a different
+message with the same id has its own payload.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ OTHER = b"fedcba9876543210" * 8192
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 async def test_two_attempts_at_once_leave_the_message_its_object(world: ClaimsHarness) -> None:
@@ -62,7 +64,7 @@ async def test_a_retry_that_the_stream_does_not_know_any_more_has_its_payload(wo
 
 
 async def test_what_is_about_to_go_stays_if_a_retry_uses_it(world: ClaimsHarness, monkeypatch: Any) -> None:
-    """A collector has judged; before it acts the claim is published once more."""
+    """A collector has decided to delete; before it does, the claim is published again."""
     claims, other = await world.claims(ttl=AT_ACK), await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     sent = await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
@@ -99,7 +101,7 @@ async def test_an_earlier_attempt_that_nobody_knows_of_is_a_claim_error(
 
 
 async def test_an_object_whose_deletion_was_tried_is_not_used_again(world: ClaimsHarness) -> None:
-    """A store that did not confirm a deletion may carry it out later."""
+    """If a store did not confirm a deletion, it may still carry it out later."""
     objects = Faulty(world.memory)
     claims = await world.claims(ttl=AT_ACK, objects=objects, backend="memory")
     objects.fail("delete", ObjectStoreError("timed out"))
@@ -170,7 +172,7 @@ async def test_a_payload_that_is_published_again_beside_another_of_its_id_is_sto
 async def test_claims_whose_ids_know_no_subject_are_read_retried_and_collected(
     world: ClaimsHarness, monkeypatch: Any
 ) -> None:
-    """Earlier versions made them so."""
+    """Earlier versions created such claims."""
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -208,7 +210,7 @@ async def test_what_may_return_is_retried_and_what_may_not_is_given_up(world: Cl
 
 
 async def test_a_retry_after_everything_was_done_leaves_nothing(world: ClaimsHarness) -> None:
-    """The first attempt was read and deleted; the retry of a producer that never heard of it is a duplicate."""
+    """The first attempt was read and deleted; the retry of a producer that got no reply is a duplicate."""
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "c")

@@ -1,4 +1,4 @@
-"""The eleven scenarios a claim check must survive, on both servers and every kind of store."""
+"""Eleven scenarios that claims must survive, on both servers and every kind of store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT_ACK = PRESETS["aggressive"]
 
 @pytest.fixture(params=["folder", "memory", "s3", "azure", "gcs"], autouse=True)
 def _every_store(world: ClaimsHarness, request: pytest.FixtureRequest, settings_of: Any) -> None:
-    """Each kind of store in turn. The real ones have a bucket for all: namespaces keep tests apart."""
+    """Each kind of store in turn. Tests of a real store share one bucket and use different namespaces."""
     world.backend = settings_of(request.param) if request.param != "folder" else {}
 
 
@@ -91,7 +91,7 @@ async def test_s3_a_slow_consumer_finds_its_claim(world: ClaimsHarness) -> None:
 
 
 async def test_s4_a_redelivered_message_finds_its_claim(world: ClaimsHarness) -> None:
-    """The handler failed after the read: nothing was deleted, because nothing was acknowledged."""
+    """The handler fails after the read: nothing is deleted, because nothing was acknowledged."""
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -286,7 +286,7 @@ async def test_s11_a_collector_that_was_down_for_hours_catches_up(world: ClaimsH
 
 
 async def test_s11_markers_that_are_gone_do_not_matter(world: ClaimsHarness) -> None:
-    """Down for longer than markers live: facts and hours in keys are enough."""
+    """The collector was down for longer than markers live: records, and the hours in keys, are enough."""
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     sent = await claims.producer.publish(f"{stream}.a", LARGE)

@@ -1,4 +1,4 @@
-"""The collector inside of the broker: by option, with every way of authentication, and never in the broker's way."""
+"""The collector inside the server: its option, every kind of authentication, and that it never blocks the server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ claim_check:
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 def written(tmp_path: Path, name: str = "inside") -> Path:
@@ -47,7 +47,7 @@ def written(tmp_path: Path, name: str = "inside") -> Path:
 
 @contextlib.asynccontextmanager
 async def served(tmp_path: Path, **options: Any) -> AsyncIterator[HostedServer]:
-    """A broker with virtual time that collects claims."""
+    """Run a server with virtual time that collects claims."""
     options.setdefault("claims", str(written(tmp_path)))
     made = HostedServer(store_dir=tmp_path / "broker", clock="virtual", **options)
     server = await asyncio.to_thread(made.__enter__)
@@ -67,7 +67,7 @@ async def until(condition: Any) -> None:
     "guard", [{}, {"token": "s3cret"}, {"user": "ann", "password": "pw"}], ids=["open", "token", "user"]
 )
 async def test_a_broker_collects_by_itself(tmp_path: Path, guard: dict[str, str]) -> None:
-    """Read claims after their retention, unread ones after their age; nobody calls a collector."""
+    """Claims that were read end after their retention, unread ones after max_age, without an external collector."""
     async with served(tmp_path, http_port=-1, **guard) as server:
         connection = await nats.connect(server.url, connect_timeout=PATIENCE_S, **guard)
         clock = FakeClock(server.server.now_ns())
@@ -109,7 +109,7 @@ async def metrics_of(server: HostedServer) -> str:
 
 
 async def test_a_store_that_is_down_does_not_keep_the_broker_from_its_work(tmp_path: Path) -> None:
-    """The folder cannot be made at first; when it can, collecting begins."""
+    """The folder cannot be created at first; as soon as it can, collecting starts."""
     blocked = tmp_path / "objects"
     blocked.write_bytes(b"a file where a folder should be")
     async with served(tmp_path) as server:
@@ -125,7 +125,7 @@ async def test_a_store_that_is_down_does_not_keep_the_broker_from_its_work(tmp_p
 
 
 async def test_a_store_that_fails_in_between_is_asked_again(world: ClaimsHarness) -> None:
-    """The service outlives a store that refuses to list, to delete, and then everything."""
+    """The service survives a store that fails to list, to delete, and then to do anything."""
     ttl = Ttl(max_age=7200, retention_after_read=0, grace_period=600)
     faulty = Faulty(MemoryStore(clock=world.clock))
     claims = await world.claims(objects=faulty, backend="memory", ttl=ttl)
@@ -138,7 +138,7 @@ async def test_a_store_that_fails_in_between_is_asked_again(world: ClaimsHarness
     watching = asyncio.create_task(claims.collector.watch(sweep_every_s=0.05, poll_s=0.05))
 
     async def is_refused() -> bool:
-        await world.advance(1)  # what waits for the server's time waits no longer
+        await world.advance(1)  # whatever waits for the server's time continues
         return "delete" in faulty.calls
 
     await until(is_refused)
@@ -164,7 +164,7 @@ async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_pat
 
 
 def insiders(server: Server) -> list[Any]:
-    """The connections of parts of the server itself."""
+    """Return the connections of parts of the server itself."""
     found = list(server.listener.connections.values())
     return [item for item in found if item.session.identity and item.session.identity.user == INTERNAL_USER]
 
@@ -226,7 +226,7 @@ def test_the_command_line_and_the_configuration_file_take_it(tmp_path: Path) -> 
 
 
 async def test_it_ends_although_a_cancellation_gets_lost(monkeypatch: Any) -> None:
-    """As it may where an answer comes in the very moment of the cancellation."""
+    """A cancellation can be lost if a reply arrives at the same moment."""
     lost = asyncio.Event()
 
     async def stubborn(_: CollectorService) -> None:

@@ -1,4 +1,4 @@
-"""Claims beyond the size limits are refused, also when they only become large in unpacking."""
+"""Claims beyond the size limits are rejected, also if they exceed them only when decompressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract that every object store keeps, whoever is behind it."""
+"""The contract of every object store."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_a_folder_can_be_filled_and_emptied_at_once(tmp_path: Any) -> None
 
 
 async def store_with_topic(root: Path) -> tuple[FolderStore, Path]:
-    """A store in which somebody else has just made the folders of an hour."""
+    """A store in which another process has just created the folders of an hour."""
     store = FolderStore(root, "claims")
     await store.ensure_bucket()
     topic = root / "claims" / "ns" / "topic"

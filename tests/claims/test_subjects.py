@@ -1,4 +1,4 @@
-"""References on subjects that they were not published to: copies that servers make are read, forgeries end no claim."""
+"""References on subjects that they were not published to: copies by servers are read, forged ones end no claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ONCE = Ttl(7200, True, 0, 60)
 
 
 async def nothing(_: Received) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 async def published(world: ClaimsHarness, claims: Claims, subject: str = "secret") -> Published:
@@ -28,7 +28,7 @@ async def published(world: ClaimsHarness, claims: Claims, subject: str = "secret
 
 
 async def copied(world: ClaimsHarness, sent: Published, subject: str) -> None:
-    """Somebody publishes the same reference once more."""
+    """Publish the same reference again, as another client."""
     assert sent.reference
     await world.wire.publish(subject, sent.reference.encode(), {CLAIM_HEADER: "true"})
 
@@ -49,7 +49,7 @@ async def is_there(claims: Claims, sent: Published) -> bool:
 async def test_a_copy_in_the_same_stream_ends_no_claim_that_is_needed(
     world: ClaimsHarness, is_noted: bool
 ) -> None:
-    """Who may publish to one subject of a stream must not end a claim of another; nor a program that forwards."""
+    """A user who may publish to one subject of a stream must not end a claim of another; nor a program that forwards."""
     claims = await world.claims(ttl=AT_ONCE)
     stream = await world.stream()
     await world.consumer(stream, "secret", filter_subject=f"{stream}.secret")
@@ -119,7 +119,7 @@ async def test_a_stream_may_transform_what_it_takes(world: ClaimsHarness, strict
 
 
 async def test_republished_messages_are_read_unless_consumers_are_strict(world: ClaimsHarness) -> None:
-    """Their headers say where they come from, but anybody may write these."""
+    """Their headers name the original subject, but any publisher can write these headers."""
     claims = await world.claims(ttl=AT_ONCE)
     stream = await world.stream(republish={"src": f"{world.name}.>", "dest": f"again.{world.name}.>"})
     await world.consumer(stream, "first")
@@ -157,7 +157,7 @@ async def test_dead_letters_can_be_read_by_strict_consumers(world: ClaimsHarness
 
 
 async def test_a_mapping_of_the_server_is_explained_by_the_registry(world: ClaimsHarness) -> None:
-    """What a producer was told of its message is believed, whatever subject it has in the stream."""
+    """The position that a producer recorded is trusted, whatever subject the message has in the stream."""
     claims = await world.claims(ttl=AT_ONCE, strict_subjects=True)
     stream = await world.stream()
     await world.consumer(stream, "c")

@@ -1,4 +1,4 @@
-"""Command-line tests run on both servers: one of each kind a module, commands mostly in this process."""
+"""Command-line tests run on both servers: one of each kind per module, commands mostly in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLES = ("URL", "CONTEXT", "USER", "PASSWORD", "TOKEN", "CREDS", "NKEY", "CA
 
 @pytest.fixture(scope="module", params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """With JetStream; shared by the tests of a module."""
+    """A server with JetStream, shared by the tests of a module."""
     with Server(request.param) as running:
         yield running
 
@@ -35,7 +35,7 @@ def name() -> str:
 
 @pytest.fixture(autouse=True)
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nobody's contexts and variables but the test's own."""
+    """Isolate the test from the user's contexts and environment variables."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for variable in VARIABLES:
         monkeypatch.delenv(f"HEADRACE_{variable}", raising=False)
@@ -52,7 +52,7 @@ class Headrace:
         self.error = ""
 
     def __call__(self, *words: object, code: int = 0, stdin: bytes = b"") -> str:
-        """Run a command that must end with this code; what it printed. `error` is what it said beside."""
+        """Run a command, check its exit code and return its output. `error` has what it wrote to stderr."""
         with self._patch.context() as patch:
             patch.setenv("HEADRACE_URL", self.url)
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -78,7 +78,7 @@ def headrace(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 @pytest.fixture
 def stream(headrace: Headrace, name: str) -> Iterator[str]:
-    """A stream of the test's own that captures `name.>` and takes batches and lifetimes."""
+    """A stream for one test that captures `name.>` and allows batches and message TTLs."""
     headrace("stream", "add", name, "--subjects", f"{name}.>", "--allow-atomic", "--allow-msg-ttl")
     yield name
     main(["stream", "rm", name, "--force", "--server", headrace.url])

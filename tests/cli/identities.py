@@ -1,4 +1,4 @@
-"""Keys, signed claims and credentials files, made on the spot for servers that trust an operator."""
+"""Keys, JWTs and credentials files for servers in operator mode, created for each test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Identity:
         self.public = self._pair.public_key.decode()
 
     def signs(self, subject: str, kind: str, **claims: Any) -> str:
-        """A token in which this identity says something about a subject."""
+        """Return a JWT about a subject, signed by this identity."""
         body = {"iss": self.public, "sub": subject, "iat": 1_700_000_000, "name": kind}
         body["nats"] = {"type": kind, "version": 2, **claims}
         digest = hashlib.new("sha512_256", json.dumps(body).encode()).digest()
@@ -45,7 +45,7 @@ def user() -> Identity:
 
 
 def trusting_server(folder: Path) -> tuple[str, Path]:
-    """The configuration of a server that trusts a new operator, and a credentials file that it accepts."""
+    """Return the configuration of a server that trusts a new operator, and a credentials file that it accepts."""
     operator = Identity(nkeys.PREFIX_BYTE_OPERATOR)
     account = Identity(nkeys.PREFIX_BYTE_ACCOUNT)
     person = user()

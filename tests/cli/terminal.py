@@ -1,4 +1,4 @@
-"""A command in a real pseudo-terminal, as a person sees it: keys go in, a screen comes out."""
+"""Runs a command in a real pseudo-terminal: sends keys, reads the screen."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was shown, without colours and cursor movements."""
+        """Return the output so far, without colours and cursor movements."""
         return _ESCAPES.sub("", self.raw).replace("\r", "")
 
     def expect(self, text: str) -> None:
-        """Until the screen showed it."""
+        """Wait until the screen has shown a text."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.text:
             assert self._read(deadline - time.monotonic()), f"{text!r} was not shown:\n{self.text}"
@@ -53,7 +53,7 @@ class Terminal:
         os.write(self._keys, keys.encode())
 
     def ended(self) -> int:
-        """The exit code, with everything shown until then."""
+        """Return the exit code, after all output was read."""
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it goes on:\n{self.text}"
@@ -63,7 +63,7 @@ class Terminal:
         return self.process.returncode
 
     def as_it_was(self) -> bool:
-        """The terminal's mode is that of the beginning."""
+        """Return whether the terminal's mode is the original one."""
         return termios.tcgetattr(self._slave)[:4] == self.mode[:4]
 
     def _read(self, timeout_s: float) -> bool:
@@ -84,5 +84,5 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """The new session's terminal is this one, so that Ctrl-C reaches it."""
+    """Make this the controlling terminal of the new session, so that Ctrl-C reaches the command."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -10,7 +10,7 @@ from conformance.servers import KINDS, Server
 
 @pytest.fixture
 def backed_up(headrace: Headrace, stream: str, tmp_path: Path) -> Path:
-    """A folder with the stream as it was with 300 messages and a consumer at 2."""
+    """A folder with a backup of the stream: 300 messages and a consumer at 2."""
     for _ in range(3):
         headrace("batch", "--subject", f"{stream}.1", stdin=b"x" * 1500 + b"\n" + b"y\n" * 99)
     headrace("consumer", "add", stream, "w")

@@ -7,7 +7,7 @@ from cli.conftest import Headrace
 
 @pytest.fixture
 def filled(headrace: Headrace, stream: str) -> str:
-    """The stream with five messages, of two subjects in turn."""
+    """The stream with five messages on two subjects in turn."""
     lines = "".join(f'{{"subject": "{stream}.{n % 2}", "payload": "m{n}"}}\n' for n in range(1, 6))
     headrace("batch", "--format", "ndjson", stdin=lines.encode())
     return stream

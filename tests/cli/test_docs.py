@@ -1,4 +1,4 @@
-"""docs/reference/cli.md: its examples run on both servers, every command has one, and the reference is that of the code."""
+"""docs/reference/cli.md: the examples run on both servers, every command has one, and the options match the code."""
 
 import re
 import shlex
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 EXAMPLES = [line for block in BLOCKS for line in block.splitlines()]
-#: They run for themselves, and are tested by themselves.
+#: Commands that run until stopped; other tests run them.
 WITHOUT_EXAMPLE = {"headrace serve", "headrace fsck"}
 
 
 def test_every_example_of_the_cli_docs_runs(
     headrace: Headrace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In the order of the page; what needs a shell gets one."""
+    """In the order of the page; pipelines run in a shell."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.md").write_text("the file of an example")
     monkeypatch.setenv("HEADRACE_URL", headrace.url)

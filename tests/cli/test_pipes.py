@@ -1,4 +1,4 @@
-"""The command line in pipes and scripts: real processes, with nobody watching."""
+"""The command line in pipes and scripts: real processes without a terminal."""
 
 import json
 import os
@@ -19,7 +19,7 @@ HEADRACE = f"{shlex.quote(sys.executable)} -m headrace"
 
 
 def shell(script: str, url: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of bash in which `headrace` is the command."""
+    """Run a bash script in which `headrace` is the command."""
     return subprocess.run(
         ["bash", "-c", f'headrace() {{ {HEADRACE} "$@"; }}\n{script}'],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Finding and checking a server: addresses, contexts, credentials, checks, bench and top, on both kinds."""
+"""Addresses, contexts, credentials, checks, bench and top, on both servers."""
 
 import sys
 from pathlib import Path

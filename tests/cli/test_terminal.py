@@ -1,4 +1,4 @@
-"""The command line in a real terminal: tables are drawn, questions asked, keys heard, Ctrl-C obeyed."""
+"""The command line in a real terminal: tables, confirmations, keys and Ctrl-C."""
 
 import re
 
@@ -44,7 +44,7 @@ def test_ctrl_c_ends_cleanly(headrace: Headrace, name: str) -> None:
         terminal.press(CTRL_C)
         assert terminal.ended() == 130
         assert "Traceback" not in terminal.text
-        # A payload does not get hold of the terminal.
+        # A payload cannot send control sequences to the terminal.
         assert "\\x1b]0;mine now\\x07\\x1b[2Jhello" in terminal.text
         assert "\x1b]0;" not in terminal.raw
 

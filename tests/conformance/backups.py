@@ -10,7 +10,7 @@ from conformance.client import Client, Message
 
 
 class Backup(NamedTuple):
-    """What a client keeps of a stream."""
+    """A backup as a client stores it."""
 
     answer: dict[str, Any]
     data: bytes
@@ -18,7 +18,7 @@ class Backup(NamedTuple):
 
 
 def take(client: Client, stream: str, **options: Any) -> Backup:
-    """Back a stream up, acknowledging every chunk."""
+    """Back up a stream, acknowledging every chunk."""
     deliver = f"{client.inbox}s.{stream}"
     sid = client.subscribe(deliver)
     answer = client.api(f"STREAM.SNAPSHOT.{stream}", {"deliver_subject": deliver, **options})
@@ -35,7 +35,7 @@ def take(client: Client, stream: str, **options: Any) -> Backup:
 def give(
     client: Client, stream: str, data: bytes, config: dict[str, Any], size: int = 100_000
 ) -> dict[str, Any]:
-    """Restore a stream from chunks; the last answer, or the first that refuses."""
+    """Restore a stream from chunks; return the last reply, or the first error."""
     started = client.api(f"STREAM.RESTORE.{stream}", {"config": config})
     assert "error" not in started, started
     for at in range(0, len(data), size):
@@ -48,7 +48,7 @@ def give(
 
 
 def messages(client: Client, stream: str) -> list[tuple[Any, ...]]:
-    """Everything that a stream holds, by sequence."""
+    """Return all messages of a stream, by sequence."""
     found = []
     state = client.api(f"STREAM.INFO.{stream}")["state"]
     for seq in range(state["first_seq"], state["last_seq"] + 1):
@@ -61,12 +61,12 @@ def messages(client: Client, stream: str) -> list[tuple[Any, ...]]:
 
 
 def shown(info: dict[str, Any]) -> dict[str, Any]:
-    """A state without what a restore cannot bring back: when a message that is gone was stored."""
+    """Return a stream's state without what a restore cannot recover: when removed messages were stored."""
     return {key: value for key, value in info["state"].items() if key not in ("last_ts",)}
 
 
 def consumer(client: Client, stream: str, name: str) -> dict[str, Any]:
-    """A consumer without its times."""
+    """Return a consumer's info without its times."""
     info = client.api(f"CONSUMER.INFO.{stream}.{name}")
     for pair in ("delivered", "ack_floor"):
         info[pair].pop("last_active", None)

@@ -1,8 +1,7 @@
-"""A small synchronous NATS client for tests: raw bytes when a test is about bytes, requests when it is
-about answers.
+"""A small synchronous NATS client for tests: raw bytes for tests of the protocol, requests for tests of replies.
 
-It adds nothing of its own to the conversation except the answer to a server's PING, so that a test never
-depends on how long it took. It must not know which server it talks to.
+It sends nothing by itself except the reply to a PING, so that no test depends on how long it takes. It must not know
+which server it is connected to.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ EOF = b"<EOF>"
 
 
 class Message(NamedTuple):
-    """A MSG or HMSG as it came."""
+    """A MSG or HMSG as received."""
 
     subject: str
     sid: str
@@ -33,9 +32,7 @@ class Message(NamedTuple):
 
     @property
     def status(self) -> str:
-        """The first line of the header block without its version: `503`, `404 Message Not Found`, or
-        empty.
-        """
+        """The first line of the header block without its version: `503`, `404 Message Not Found`, or empty."""
         return self.header.split(b"\r\n", 1)[0][len(b"NATS/1.0") :].strip().decode()
 
     @property
@@ -53,9 +50,7 @@ def header_block(headers: Mapping[str, str]) -> bytes:
 
 
 class Wire:
-    """A socket that reads whole protocol frames. The initial INFO is read on connecting and kept as
-    `info`.
-    """
+    """A socket that reads complete protocol frames. It reads the initial INFO on connecting and keeps it as `info`."""
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", answer_pings: bool = True) -> None:
         self.socket: socket.socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
@@ -75,14 +70,14 @@ class Wire:
         self.socket = context.wrap_socket(self.socket, server_hostname=name)
 
     def send(self, data: bytes) -> None:
-        """Write everything; a peer that has already closed is noticed when reading."""
+        """Write everything; a closed connection is noticed when reading."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             pass
 
     def frame(self, timeout_s: float = TIMEOUT_S) -> bytes:
-        """The next frame, control line and payload with their line ends; `EOF` when the peer closed."""
+        """Return the next frame, control line and payload with their line ends; `EOF` if the connection was closed."""
         deadline = time.monotonic() + timeout_s
         while True:
             frame = self._frame(deadline)
@@ -116,7 +111,7 @@ class Wire:
         return bool(data)
 
     def receive(self, count: int, timeout_s: float = TIMEOUT_S) -> bytes:
-        """The bytes of the next `count` frames; fewer when the peer closes or is silent too long."""
+        """Return the bytes of the next `count` frames; fewer if the connection closes or the timeout passes."""
         return b"".join(self.frames(count, timeout_s))
 
     def frames(self, count: int, timeout_s: float = TIMEOUT_S) -> list[bytes]:
@@ -131,12 +126,12 @@ class Wire:
         return frames
 
     def expect(self, *expected: bytes) -> None:
-        """The next frames have to be exactly these."""
+        """Check that the next frames are exactly these."""
         received = self.frames(len(expected))
         assert received == list(expected)
 
     def expect_end(self, *expected: bytes) -> None:
-        """These frames, and then the server closes."""
+        """Check for these frames, followed by the end of the connection."""
         self.expect(*expected, EOF)
 
     def close(self) -> None:
@@ -206,7 +201,7 @@ class Client(Wire):
         return frame
 
     def next(self, sid: str, timeout_s: float = TIMEOUT_S) -> Message:
-        """The next message of a subscription; TimeoutError when none comes."""
+        """Return the next message of a subscription; raise TimeoutError if none arrives."""
         deadline = time.monotonic() + timeout_s
         queue = self._waiting.setdefault(sid, deque())
         while not queue:
@@ -214,7 +209,7 @@ class Client(Wire):
         return queue.popleft()
 
     def pending(self, sid: str) -> list[Message]:
-        """What has arrived for a subscription by the time the server answers a PING."""
+        """Return the messages of a subscription that arrive before the reply to a PING."""
         self.flush()
         queue = self._waiting.setdefault(sid, deque())
         messages = list(queue)
@@ -222,7 +217,7 @@ class Client(Wire):
         return messages
 
     def ask(self, subject: str, payload: bytes = b"", headers: Mapping[str, str] | None = None) -> str:
-        """Send a request and return its inbox, for answers of several messages."""
+        """Send a request and return its inbox, for replies of several messages."""
         reply = f"{self.inbox}.{next(self._numbers)}"
         self.publish(subject, payload, headers, reply)
         return reply
@@ -234,7 +229,7 @@ class Client(Wire):
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Message:
-        """The answer; what arrives meanwhile for earlier requests stays to be read with `pending`."""
+        """Return the reply; messages for earlier requests can still be read with `pending`."""
         reply = self.ask(subject, payload, headers)
         others: list[Message] = []
         while (message := self.next(self._answers, timeout_s)).subject != reply:
@@ -243,7 +238,7 @@ class Client(Wire):
         return message
 
     def collect(self, subject: str, body: Any, headers: Mapping[str, str] | None = None) -> list[Message]:
-        """All answers to a request, up to and with the first that carries a status."""
+        """Return all replies to a request, up to and including the first with a status."""
         self.ask(subject, encode(body), headers)
         answers: list[Message] = []
         while not answers or not answers[-1].status:
@@ -257,7 +252,7 @@ class Client(Wire):
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> dict[str, Any]:
-        """A JetStream API call; the answer's JSON, errors included."""
+        """Call the JetStream API; return the JSON of the reply, which may be an error."""
         message = self.request(API + operation, encode(body), headers, timeout_s)
         assert not message.status, f"{operation}: status {message.status}"
         answer: dict[str, Any] = message.json
@@ -266,7 +261,7 @@ class Client(Wire):
     def store(
         self, subject: str, payload: bytes | str = b"", headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Publish to a stream; the PubAck's JSON, errors included."""
+        """Publish to a stream; return the JSON of the PubAck, which may be an error."""
         data = payload.encode() if isinstance(payload, str) else payload
         message = self.request(subject, data, headers)
         assert not message.status, f"{subject}: status {message.status}"
@@ -284,7 +279,7 @@ def encode(body: Any) -> bytes:
 
 
 def error_of(answer: Mapping[str, Any]) -> tuple[int, str]:
-    """The code and text of an API error; a test that expects one fails without."""
+    """Return code and description of an API error; fail if there is none."""
     assert "error" in answer, answer
     return answer["error"]["err_code"], answer["error"]["description"]
 

@@ -1,7 +1,7 @@
-"""Stream and consumer configurations by the thousand, sound and broken, for comparing judgements on them.
+"""Thousands of stream and consumer configurations, valid and invalid, to compare how servers validate them.
 
-Values are drawn from pools that hold every boundary a rule speaks of. Left out is what differs on purpose:
-the flag of the TTL seed, and counters together with delete markers.
+Values are drawn from pools that contain every boundary of a rule. Deliberate differences are left out: the flag for
+TTLs, and counters together with delete markers.
 """
 
 from __future__ import annotations
@@ -192,12 +192,12 @@ CONSUMER_FIELDS: dict[str, list[Any]] = {
 
 
 def vary(rng: random.Random, body: Body, fields: dict[str, list[Any]], count: int) -> Body:
-    """The same with `count` fields drawn anew."""
+    """Draw `count` fields again."""
     return body | {name: rng.choice(fields[name]) for name in rng.sample(sorted(fields), count)}
 
 
 def source(rng: random.Random) -> Body:
-    """A mirror or a source, of streams O, P, M that exist, of the stream Q itself, of none."""
+    """Return a mirror or a source: of streams O, P, M that exist, of the stream Q itself, or of none."""
     body: Body = {"name": rng.choice(["O", "O", "P", "Q", "Z", "bad.name", "", "M"])}
     if rng.random() < 0.3:
         body["opt_start_seq"] = rng.choice([0, 5])
@@ -215,7 +215,7 @@ def source(rng: random.Random) -> Body:
 
 
 def stream(rng: random.Random) -> Body:
-    """A configuration of stream Q."""
+    """Return a configuration of stream Q."""
     body = vary(rng, {"name": "Q"}, STREAM_FIELDS, rng.choice([0, 1, 1, 2, 2, 3, 4, 6]))
     dice = rng.random()
     if dice < 0.18:
@@ -234,12 +234,12 @@ def stream(rng: random.Random) -> Body:
 
 
 def comparable(body: Body) -> bool:
-    """Whether ours is meant to judge a stream as the reference does."""
+    """Return whether both servers should validate a stream in the same way."""
     return not (body.get("allow_msg_counter") and body.get("subject_delete_marker_ttl", 0) > 0)
 
 
 def changed_stream(rng: random.Random, base: Body) -> Body:
-    """What an update of a stream might ask for."""
+    """Return an update of a stream."""
     body = vary(
         rng, base if rng.random() < 0.6 else {"name": "Q"}, STREAM_FIELDS, rng.choice([0, 1, 1, 2, 3])
     )

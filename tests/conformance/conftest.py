@@ -1,8 +1,7 @@
-"""Fixtures of the conformance suite: the same test code runs on ours and on the reference.
+"""Fixtures of the conformance suite: the same tests run on Headrace and on nats-server.
 
-`server` is shared by a test module (use the unique `name` for streams and subjects), `fresh_server` belongs
-to one test, `launch(Setup(...))` starts one with options. What differs on purpose is marked
-`ours_only(reason)`.
+`server` is shared by a test module (use the unique `name` for streams and subjects), `fresh_server` belongs to one
+test, `launch(Setup(...))` starts one with options. Deliberate differences are marked `ours_only(reason)`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _kind_of(item: pytest.Item) -> str | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failed test shows what its servers wrote."""
+    """Show the logs of the servers with a failed test."""
     report = yield
     if report.failed:
         for server in _servers_of(item):
@@ -71,10 +70,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def server(kind: str) -> Iterator[Server]:
-    """With JetStream and otherwise default options; shared by the tests of a module.
+    """A server with JetStream and default options, shared by the tests of a module.
 
-    One stream stays: the reference removes its folder of streams after the last one is deleted, and a stream
-    created at that moment fails.
+    One stream always exists: nats-server removes its folder of streams after the last one is deleted, and a stream
+    that is created at that moment fails.
     """
     with Server(kind) as running:
         with Client(running.port) as client:
@@ -100,7 +99,7 @@ class _Launcher:
 
 @pytest.fixture
 def launch(kind: str) -> Iterator[Launch]:
-    """Start servers with options; they end with the test."""
+    """Start servers with options; they stop at the end of the test."""
     launcher = _Launcher(kind)
     yield launcher
     for started in launcher.servers:
@@ -109,7 +108,7 @@ def launch(kind: str) -> Iterator[Launch]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., Client]]:
-    """Connect clients (`connect(server, user="x", ...)`); they are closed with the test."""
+    """Connect clients (`connect(server, user="x", ...)`); they are closed at the end of the test."""
     opened: list[Wire] = []
 
     def open_client(server: Server, **options: object) -> Client:
@@ -123,7 +122,7 @@ def connect() -> Iterator[Callable[..., Client]]:
 
 @pytest.fixture
 def wire(server: Server) -> Iterator[Wire]:
-    """A raw connection to the shared server, before any CONNECT."""
+    """A raw connection to the shared server, before CONNECT."""
     with Wire(server.port) as raw:
         yield raw
 
@@ -144,13 +143,13 @@ async def nc(server: Server) -> AsyncIterator[NatsClient]:
 
 @pytest.fixture
 def name() -> str:
-    """A name no other test uses, for streams and first tokens of subjects."""
+    """A name that no other test uses, for streams and first tokens of subjects."""
     return f"T{os.getpid()}n{next(_numbers)}"
 
 
 @pytest.fixture
 def make_stream(client: Client, name: str) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Create a stream called `name` that captures `name.>`, with more configuration as keywords; its info."""
+    """Create a stream called `name` that captures `name.>`, with more configuration as keywords; return its info."""
     created: list[str] = []
 
     def make(stream: str = name, **config: Any) -> dict[str, Any]:
@@ -167,7 +166,7 @@ def make_stream(client: Client, name: str) -> Iterator[Callable[..., dict[str, A
 
 @pytest.fixture
 def reading(client: Client, make_stream: Callable[..., dict[str, Any]], name: str) -> Callable[..., Reading]:
-    """Make the stream called `name` with more configuration as keywords, to be read by consumers."""
+    """Create the stream called `name`, with more configuration as keywords, for tests of consumers."""
 
     def make(**config: Any) -> Reading:
         make_stream(**config)
@@ -186,7 +185,7 @@ def ten(reading: Callable[..., Reading]) -> Reading:
 
 @pytest.fixture
 def copying(client: Client, name: str) -> Iterator[Copying]:
-    """Streams that copy each other, gone after the test."""
+    """Streams that copy each other; deleted at the end of the test."""
     streams = Copying(client, name)
     yield streams
     streams.close()
@@ -194,7 +193,7 @@ def copying(client: Client, name: str) -> Iterator[Copying]:
 
 @pytest.fixture(scope="module", params=PAIRINGS, ids=lambda pair: f"hub={pair[0]},leaf={pair[1]}")
 def pair(request: pytest.FixtureRequest) -> Iterator[Joined]:
-    """Two servers, one of which joined the other."""
+    """Two servers joined by a leafnode connection."""
     hub, leaf = request.param
     with joined(hub, leaf) as both:
         yield both

@@ -1,4 +1,4 @@
-"""What the tests of consumers share: a stream with messages, consumers on it, and deliveries taken apart."""
+"""Helpers for tests of consumers: a stream with messages, its consumers, and parsed ack subjects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECOND = 1_000_000_000
 
 
 class Ack(NamedTuple):
-    """The numbers of an acknowledgement subject."""
+    """The numbers in an ack subject."""
 
     delivered: int
     seq: int
@@ -31,7 +31,7 @@ def seqs_of(messages: list[Message]) -> list[int]:
 
 
 class Reading:
-    """One stream, called `name`, with consumers."""
+    """One stream, called `name`, and its consumers."""
 
     def __init__(self, client: Client, name: str) -> None:
         self.client = client
@@ -47,7 +47,7 @@ class Reading:
         return f"{self.name}.{tail}"
 
     def create(self, consumer: str, action: str = "", **config: Any) -> dict[str, Any]:
-        """Create or update a durable consumer with explicit acknowledgement, unless the keywords say otherwise."""
+        """Create or update a durable consumer; its ack policy is explicit unless the keywords say otherwise."""
         full = {"durable_name": consumer, "ack_policy": "explicit", **config}
         full = {key: value for key, value in full.items() if value is not None}
         body = {"stream_name": self.name, "config": full, "action": action}
@@ -79,18 +79,18 @@ class Reading:
         return messages
 
     def available(self, consumer: str, **request: Any) -> list[Message]:
-        """Pull what is there, the closing status included."""
+        """Pull the available messages, including the final status."""
         return self.client.collect(self.next_subject(consumer), {"batch": 100, "no_wait": True, **request})
 
     def ask(self, consumer: str, body: Any) -> str:
-        """Send a pull request; the subscription its answers come to."""
+        """Send a pull request; return the subscription for its replies."""
         inbox = f"{self.client.inbox}-pull-{time.monotonic_ns()}"
         sid = self.client.subscribe(inbox)
         self.client.publish(self.next_subject(consumer), encode(body), reply=inbox)
         return sid
 
     def beyond_heartbeats(self, sid: str, count: int) -> list[Message]:
-        """The next messages that are no heartbeats, of which a slow machine may see some in between."""
+        """Return the next messages that are not heartbeats; a slow machine may receive heartbeats in between."""
         found: list[Message] = []
         while len(found) < count:
             message = self.client.next(sid)
@@ -99,18 +99,18 @@ class Reading:
         return found
 
     def reply(self, message: Message, payload: bytes = b"") -> None:
-        """Say something about a message, without waiting for an answer."""
+        """Send an ack of any kind, without waiting for a confirmation."""
         self.client.publish(message.reply, payload)
 
     def confirm(self, message: Message, payload: bytes = b"+ACK") -> Message:
-        """Say something about a message and wait until the server has taken it."""
+        """Send an ack of any kind, and wait until the server confirms it."""
         return self.client.request(message.reply, payload)
 
     def reset(self, consumer: str, body: Any = None, headers: dict[str, str] | None = None) -> dict[str, Any]:
         return self.client.api(f"CONSUMER.RESET.{self.name}.{consumer}", body, headers)
 
     def silent(self, subject: str, payload: bytes = b"", timeout_s: float = 0.3) -> bool:
-        """Whether a request is never answered."""
+        """Return whether a request gets no reply."""
         try:
             self.client.request(subject, payload, timeout_s=timeout_s)
         except TimeoutError:
@@ -123,7 +123,7 @@ def position(info: dict[str, Any], which: str) -> tuple[int, int]:
 
 
 def eventually(check: Any, timeout_s: float = 20.0) -> Any:
-    """The first true value of `check()`."""
+    """Wait for a true value of `check()` and return it."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = check()

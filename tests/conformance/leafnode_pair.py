@@ -17,7 +17,7 @@ HUB, LEAF = "HUB", "LEAF"
 
 
 def hub_setup(leaf_port: int, *, extra: str = "", more: str = "", jetstream: bool = True) -> Setup:
-    """A server that lets others dial in at this port; `extra` is more of its section, `more` of its configuration."""
+    """Return the setup of a hub on this port; `extra` is added to its section, `more` to its configuration."""
     domain = f"jetstream {{ domain: {HUB} }}\n" if jetstream else ""
     config = f"{domain}leafnodes {{ listen: '127.0.0.1:{leaf_port}'\n {extra} }}\n{more}"
     return Setup(settings={"server_name": "the-hub"}, config=config, jetstream=jetstream)
@@ -26,7 +26,7 @@ def hub_setup(leaf_port: int, *, extra: str = "", more: str = "", jetstream: boo
 def leaf_setup(
     url: str, *, remote: str = "", more: str = "", name: str = "the-leaf", domain: str = LEAF
 ) -> Setup:
-    """A server that dials this URL."""
+    """Return the setup of a server that dials this URL."""
     config = (
         f"jetstream {{ domain: {domain} }}\n"
         f"leafnodes {{ reconnect: '250ms', remotes: [ {{ url: '{url}'\n {remote} }} ] }}\n{more}"
@@ -35,7 +35,7 @@ def leaf_setup(
 
 
 class Side(NamedTuple):
-    """One of the two, with a client of it."""
+    """One of the two servers, with a client."""
 
     server: Server
     client: Client
@@ -47,18 +47,18 @@ class Side(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A hub and a leaf that know each other."""
+    """A hub and a leaf that are connected."""
 
     hub: Side
     leaf: Side
 
     def ways(self, up: bool) -> tuple[Side, Side]:
-        """Where the origin is and where the copy: upward the leaf's streams are copied at the hub."""
+        """Return the sides of upstream and copy; "upward" copies the leaf's streams to the hub."""
         return (self.leaf, self.hub) if up else (self.hub, self.leaf)
 
 
 def await_joined(leaf: Client, hub: Client) -> None:
-    """Until a message crosses in both directions."""
+    """Wait until a message crosses in both directions."""
     for one, other in ((leaf, hub), (hub, leaf)):
         sid = one.subscribe("joined.*")
         one.flush()
@@ -87,8 +87,9 @@ def joined(
     hub: Mapping[str, str] | None = None,
     leaf: Mapping[str, str] | None = None,
 ) -> Iterator[Joined]:
-    """Start both; the leaf dials the proxy if there is one. `user` is `name:password`; `hub` and `leaf` are more of
-    their configurations, see the setups.
+    """Start both servers; the leaf dials the proxy if there is one.
+
+    `user` is `name:password`; `hub` and `leaf` are added to their configurations, see the setups.
     """
     port = leaf_port or free_port()
     with ExitStack() as stack:
@@ -105,14 +106,14 @@ def joined(
 
 
 class Across(NamedTuple):
-    """Streams of one test on both sides, whose names begin alike."""
+    """The streams of one test on both sides, with a common prefix."""
 
     origin: Copying
     copy: Copying
     api: str
 
     def entry(self, tail: str, **more: Any) -> dict[str, Any]:
-        """How the copy names the origin's stream."""
+        """Return how the copy names the upstream stream."""
         return {
             "name": f"{self.origin.name}{tail}",
             "external": {"api": self.api, "deliver": ""},
@@ -122,7 +123,7 @@ class Across(NamedTuple):
 
 @contextmanager
 def across(pair: Joined, name: str, *, up: bool) -> Iterator[Across]:
-    """Streams on both sides; they are deleted in the end, copies first."""
+    """Streams on both sides, deleted at the end, copies first."""
     origin, copy = pair.ways(up)
     streams = Across(Copying(origin.client, name), Copying(copy.client, name), origin.api)
     yield streams

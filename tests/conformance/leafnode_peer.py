@@ -1,4 +1,4 @@
-"""The other end of a leafnode connection, played byte by byte: a leaf that dials a server, or a hub that a server dials."""
+"""A scripted end of a leafnode connection: a leaf that dials a server, or a hub that a server dials."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LeafPeer:
         self.socket.sendall(data)
 
     def connect(self, **fields: Any) -> dict[str, Any]:
-        """Say who we are; the INFO that answers."""
+        """Send CONNECT; return the INFO that the server sends in reply."""
         base = {"version": "2.15.1", "server_id": "PLAYED", "name": "played", "cluster": "played",
                 "headers": True, "jetstream": True, "domain": "PLAYED", "remote_account": "$G",
                 "protocol": 1}  # fmt: skip
@@ -43,7 +43,7 @@ class LeafPeer:
         return found
 
     def next(self, start: bytes | tuple[bytes, ...] = b"", timeout_s: float = PATIENCE_S) -> bytes:
-        """The next operation that starts so; others before it are passed over, pings are answered."""
+        """Return the next operation that starts with this; skip others, reply to pings."""
         deadline = time.monotonic() + timeout_s
         while True:
             operation = self._operation(deadline)
@@ -53,7 +53,7 @@ class LeafPeer:
                 return operation
 
     def until_pong(self) -> list[bytes]:
-        """Everything up to the answer of a PING."""
+        """Return everything up to the reply to a PING."""
         self.send(b"PING\r\n")
         found = []
         while (operation := self.next()) not in (b"PONG\r\n", EOF):
@@ -94,7 +94,7 @@ class LeafPeer:
 
 
 class PlayedHub:
-    """Where a server dials."""
+    """A scripted hub that a server dials."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -102,7 +102,7 @@ class PlayedHub:
         self.port: int = self._server.getsockname()[1]
 
     def accept(self, **info: Any) -> LeafPeer:
-        """The next who dials; greeted with INFO."""
+        """Accept the next connection and send INFO."""
         connection, _ = self._server.accept()
         peer = LeafPeer(connection)
         fields = {"server_id": "PLAYED", "server_name": "played", "version": "2.15.1", "proto": 1, "headers": True,
@@ -113,9 +113,10 @@ class PlayedHub:
         return peer
 
     def meet(self, **info: Any) -> tuple[LeafPeer, dict[str, Any]]:
-        """The next who dials and stays, and its CONNECT; `info` is more of the INFO that says that all is well.
+        """Accept the next connection that stays, and return its CONNECT.
 
-        Who had to wait too long for our INFO is gone, and dials again.
+        `info` is added to the INFO that confirms it. A server that waited too long for INFO closes the connection and
+        dials again.
         """
         while True:
             try:

@@ -1,8 +1,7 @@
-"""Starts the two servers a conformance test runs on: ours and the reference, each a process of its own.
+"""Starts the servers of a conformance test, Headrace and nats-server, each as a process.
 
-A `Setup` says what a test needs, in the words of the reference's configuration; how each server is told is
-decided here and nowhere else. A server listens on a free loopback port, keeps its data in a temporary
-folder and leaves nothing.
+A `Setup` describes what a test needs, in terms of nats-server's configuration; only this module knows how each server
+is started. A server listens on a free loopback port, keeps its data in a temporary folder and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ KINDS = (OURS, REFERENCE)
 
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")
 _READY = "Server is ready"
-#: The last line about a reload; the reference tells of single settings before it has taken them all up.
+#: The last log line of a reload; nats-server logs single settings before it has applied all of them.
 _RELOADED = "Reloaded server configuration"
 _MONITORING = re.compile(r"Starting http monitor on \S*?:(\d+)")
 _WEBSOCKET = re.compile(r"Listening for websocket clients on (wss?://\S+)")
@@ -42,10 +41,10 @@ _HTTP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server is started with.
+    """How a server is started.
 
-    `settings` are keys of the configuration file, `config` is more of its text; `flags` come on top.
-    `accounts` are those in which streams are deleted and made again.
+    `settings` are keys of the configuration file, `config` is more of its text; `flags` are added. `accounts` are
+    those in which streams are deleted and created again.
     """
 
     flags: tuple[str, ...] = ()
@@ -56,7 +55,7 @@ class Setup:
 
 
 def reference_binary() -> str:
-    """The real nats-server: the one installed beside this Python, else the one on PATH."""
+    """Return the real nats-server: the one installed next to this Python, otherwise the one on PATH."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if not found:
@@ -65,12 +64,12 @@ def reference_binary() -> str:
 
 
 class Server:
-    """One running server process; usable as a context manager."""
+    """One server process; a context manager."""
 
     def __init__(self, kind: str, setup: Setup | None = None, store_dir: Path | None = None) -> None:
         self.kind = kind
         self.setup = setup or Setup()
-        self.port = free_port()  # one that it finds free after a restart, too
+        self.port = free_port()  # a port that is free again after a restart
         self._folder = Path(tempfile.mkdtemp(prefix=f"conformance-{kind}-"))
         self.store_dir = store_dir or self._folder / "store"
         flags = self.setup.flags
@@ -98,9 +97,7 @@ class Server:
         return self.kind == OURS
 
     def start(self) -> None:
-        """Start the process and wait until it says that it is ready; a restart uses the same port and
-        store.
-        """
+        """Start the process and wait until it logs that it is ready; a restart uses the same port and store."""
         written = self._log.stat().st_size if self._log.exists() else 0
         with (self._folder / "log").open("ab") as log:
             environment = {**os.environ, "NO_COLOR": "1"}
@@ -115,7 +112,7 @@ class Server:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while _READY not in (text := self.log_text()[written:]):
             if self._process.poll() is not None:
-                text = self.log_text()[written:]  # with what it wrote since
+                text = self.log_text()[written:]  # only the log since the start
                 raise RuntimeError(f"{self.kind} ended with {self._process.returncode} at start:\n{text}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.kind} is not ready after {_START_TIMEOUT_S} s:\n{text}")
@@ -125,11 +122,11 @@ class Server:
             self.port = int(found[1])
 
     def _keep_folders(self) -> None:
-        """Let the reference keep the folder of its streams when the last one goes.
+        """Make nats-server keep the folder of its streams when the last stream is deleted.
 
-        It removes the folder in the background, in between the steps with which the next stream makes it
-        anew, and so refuses one stream in some thousands. Where its health can be looked at, nothing is kept: it
-        would take that for a stream that it could not recover.
+        It removes the folder in the background, between the steps in which the next stream creates it again, and so
+        rejects one stream in some thousands. Tests that check its health do not use this: nats-server would report
+        the extra entry as a stream that it could not recover.
         """
         for account in self.setup.accounts:
             (self.store_dir / "jetstream" / account / "streams" / "kept").mkdir(parents=True)
@@ -148,9 +145,9 @@ class Server:
         return command
 
     def written_since(self, started_s: float, stream: str, consumer: str) -> None:
-        """Wait until a consumer's state of this time or later is on disk, and nothing is left to be written.
+        """Wait until a consumer's state of this time or later is on disk, and nothing is left to write.
 
-        The reference writes it down a little later than it confirms what changed it; ours before.
+        nats-server writes it shortly after it confirms the change; Headrace writes it before.
         """
         if self.is_ours:
             return
@@ -167,20 +164,20 @@ class Server:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def monitoring_url(self, path: str) -> str:
-        """The address of a monitoring page; the server was started with `-m -1`."""
+        """Return the address of a monitoring page; the server was started with `-m -1`."""
         found = _MONITORING.search(self.log_text())
         assert found, self.log_text()
         return f"http://127.0.0.1:{found[1]}{path}"
 
     @property
     def websocket_url(self) -> str:
-        """The address for WebSocket clients; the server was configured with one."""
+        """Return the address for WebSocket clients; the server was configured with one."""
         found = _WEBSOCKET.search(self.log_text())
         assert found, self.log_text()
         return found[1]
 
     def reload(self, config: str) -> None:
-        """Change the configuration file and have it read again; return when that is done."""
+        """Change the configuration file and reload it; return when that is done."""
         (self._folder / "server.conf").write_text(config + "\n")
         before = self.log_text().count(_RELOADED)
         self.signal(signal.SIGHUP)
@@ -194,16 +191,16 @@ class Server:
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """The exit code, once the process has ended."""
+        """Wait for the process to end; return its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
     def stop(self) -> None:
-        """Ask it to end, as an operator would."""
+        """Stop it as an operator would."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it without warning, as a crash would."""
+        """Kill it, as in a crash."""
         self._end(signal.SIGKILL)
 
     def restart(self, *, crash: bool = False) -> None:
@@ -225,7 +222,7 @@ class Server:
             ) from None
 
     def close(self) -> None:
-        """End it whatever its state, and remove what it left; fail if one operation held up all clients."""
+        """Stop the process in any state and remove its files; fail if one operation held up all clients."""
         with contextlib.suppress(TimeoutError):
             self._end(signal.SIGKILL)
         stalls = find_stalls(self.log_text())
@@ -240,7 +237,7 @@ class Server:
 
 
 def monitoring_status(server: Server, path: str) -> int:
-    """The HTTP status of a monitoring page."""
+    """Return the HTTP status of a monitoring page."""
     try:
         with urllib.request.urlopen(server.monitoring_url(path), timeout=_HTTP_TIMEOUT_S) as answer:
             return int(answer.status)

@@ -1,4 +1,4 @@
-"""What the tests of mirrors and sources share: streams that copy, what they hold, and an origin played by the test."""
+"""Helpers for tests of mirrors and sources: streams that copy, their content, and a scripted upstream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCE = "Nats-Stream-Source"
 
 
 class Stored(NamedTuple):
-    """A message as STREAM.MSG.GET shows it."""
+    """A message as returned by STREAM.MSG.GET."""
 
     seq: int
     subject: str
@@ -64,7 +64,7 @@ class Copying:
             self.client.api(f"STREAM.DELETE.{stream}")
 
     def put(self, tail: str, *payloads: str, token: str = "x", **headers: str) -> None:
-        """Store messages in an origin."""
+        """Store messages in an upstream."""
         fields = {key.replace("_", "-"): value for key, value in headers.items()} or None
         for payload in payloads:
             ack = self.client.store(f"{self.name}{tail}.{token}", payload, fields)
@@ -74,12 +74,12 @@ class Copying:
         return self.client.api(f"STREAM.INFO.{self.name}{tail}")
 
     def state(self, tail: str) -> tuple[int, int, int, int]:
-        """Messages, first and last sequence, deleted in between."""
+        """Return messages, first and last sequence, and the sequences deleted in between."""
         state = self.info(tail)["state"]
         return state["messages"], state["first_seq"], state["last_seq"], state.get("num_deleted", 0)
 
     def until(self, tail: str, messages: int, timeout_s: float = 30.0) -> None:
-        """Wait until a stream holds so many messages."""
+        """Wait until a stream has this many messages."""
         eventually(lambda: self.state(tail)[0] == messages, timeout_s)
 
     def until_last(self, tail: str, seq: int, timeout_s: float = 30.0) -> None:
@@ -103,7 +103,7 @@ class Copying:
         return [each.data for each in self.all(tail)]
 
     def consumer(self, tail: str, name: str, **config: Any) -> dict[str, Any]:
-        """A durable consumer that a mirror or source can use."""
+        """Create a durable consumer that a mirror or source can use."""
         full = {"durable_name": name, "ack_policy": "flow_control", "flow_control": True,
                 "idle_heartbeat": SECOND, "max_deliver": -1, **config}  # fmt: skip
         stream = self.name + tail
@@ -122,7 +122,7 @@ class Copying:
 
 
 class PlayedOrigin:
-    """An origin that the test plays, behind the API prefix `api`."""
+    """A scripted upstream behind the API prefix `api`."""
 
     def __init__(self, client: Client, api: str) -> None:
         self.client, self.api = client, api
@@ -136,7 +136,7 @@ class PlayedOrigin:
         return {"api": self.api, "deliver": ""}
 
     def request(self, timeout_s: float = 20.0) -> Message:
-        """The next request of the server that copies."""
+        """Return the next request of the server that copies."""
         return self.client.next(self._requests, timeout_s)
 
     def refuse(self, request: Message, code: int, err_code: int) -> None:
@@ -145,7 +145,7 @@ class PlayedOrigin:
         self.client.publish(request.reply, json.dumps({"type": kind, "error": error}).encode())
 
     def accept(self, request: Message, seq: int = 0, suffix: str = "", **headers: str) -> dict[str, Any]:
-        """Answer a create request; its body."""
+        """Accept a create request; return its body."""
         body: dict[str, Any] = request.json
         config = body["config"]
         self.stream, self.consumer = body["stream_name"], config["name"] + suffix

@@ -1,4 +1,4 @@
-"""Accounts: subjects, streams and limits of their own, what passes between them, and what the system account tells."""
+"""Accounts: separate subjects, streams and limits, imports and exports, and the system account."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def server(kind: str) -> Iterator[Server]:
 
 @pytest.fixture
 def member(server: Server, connect: Connect) -> Callable[[str], Client]:
-    """Connect as one of the users; they are called like their account, in lower case."""
+    """Connect as one of the users, who are named after their account, in lower case."""
 
     def open_client(user: str, **options: object) -> Client:
         return connect(server, **{"user": user, "pass": user, **options})
@@ -91,7 +91,7 @@ Member = Callable[..., Client]
 
 
 def answer(client: Client, sid: str, payload: bytes = b"ok", reply: str = "") -> Message:
-    """Wait for a request and answer it; the request."""
+    """Wait for a request and reply to it; return the request."""
     request = client.next(sid)
     client.publish(request.reply, payload, reply=reply)
     client.flush()
@@ -495,7 +495,7 @@ class TestSystem:
             connections = sys.request("$SYS.REQ.ACCOUNT.A.CONNZ").json["data"]
             return info["client_connections"], connections["num_connections"]
 
-        eventually(lambda: told() == (1, 1))  # those of other tests are gone soon
+        eventually(lambda: told() == (1, 1))  # those of other tests end soon
 
     def test_who_comes_and_goes(self, member: Member) -> None:
         sys = member("sys")

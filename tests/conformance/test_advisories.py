@@ -1,4 +1,4 @@
-"""What the server publishes about itself: stream actions and the audit of API calls."""
+"""Advisories about streams, and the audit of API calls."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
 
 
 def audits(client: Client, sid: str, subject: str, count: int = 1) -> list[dict[str, Any]]:
-    """The audit advisories of one API subject: at least `count`, and those before the audit of a later call.
+    """Return the audit advisories of one API subject: at least `count`, and those before the audit of a later call.
 
-    nats-server sends an advisory after the answer, so that of the later call may overtake it.
+    nats-server sends an advisory after the response, so the advisory of the later call may overtake it.
     """
     client.api("INFO")
     found: list[dict[str, Any]] = []
@@ -77,7 +77,7 @@ class TestAudit:
     def test_how_long_an_answer_of_the_client_took(
         self, server: Server, connect: Callable[..., Client]
     ) -> None:
-        """Known from the first question of the server on, which it asks after a second or two."""
+        """Known from the server's first PING on, which it sends after a second or two."""
         client = connect(server)
         sid = client.subscribe(f"{PREFIX}API")
         shown: dict[str, Any] = {}

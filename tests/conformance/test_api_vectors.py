@@ -1,6 +1,6 @@
-"""Replays the JetStream API conversations of tests/wire, in order, against an empty server of each kind.
+"""Replays the JetStream API transcripts of tests/wire, in order, against an empty server of each kind.
 
-A file is replayed once; each of its steps is a test of its own, so that a failure names the step.
+A file is replayed once; each of its steps is a separate test, so that a failure names the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(scope="module")
 def replay(kind: str) -> Callable[[str], Answers]:
-    """The answers of a file's steps, replayed when first asked for."""
+    """Return the replies to a file's steps, which are replayed on first use."""
     replayed: dict[str, Answers] = {}
 
     def answers(file: str) -> Answers:
@@ -48,7 +48,7 @@ def _replay(client: Client, steps: list[Conversation]) -> Answers:
             number = message.subject.removeprefix("_I.") if message.subject.startswith("_I.") else step.number
             answers[number].append(_shown(message))
             ack = message.reply or ack
-    for message in client.pending(sid):  # answers that nobody expected
+    for message in client.pending(sid):  # replies that no step expects
         answers[message.subject.removeprefix("_I.")].append(_shown(message))
     return answers
 
@@ -60,7 +60,7 @@ def _send(client: Client, step: Conversation, ack: str) -> None:
 
 
 def _shown(message: Message) -> list[str]:
-    """A message in the notation of the files."""
+    """Format a message in the notation of the files."""
     lines = [] if message.subject.startswith("_I.") else [f"@ {message.subject} {message.reply}"]
     lines += transcript.to_lines(message.header) if message.header else []
     if message.payload or not lines:
@@ -91,7 +91,7 @@ def _check(step: Conversation, received: list[list[str]]) -> None:
 
 
 def _explain(step: Conversation, wanted: list[str], lines: list[str]) -> str:
-    """The difference, with JSON spread over lines and accepted placeholders filled in."""
+    """Return the difference, with JSON on several lines and accepted placeholders filled in."""
     pairs = [*zip(wanted, lines, strict=False)]
     spread = [transcript.json_text(w, r) if w.startswith("{") else w for w, r in pairs]
     got = [transcript.json_text(r, r) if r.startswith("{") else r for r in lines]

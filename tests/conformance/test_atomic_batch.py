@@ -1,4 +1,4 @@
-"""Atomic batches as the server sees them: the vectors of the specification, on both servers."""
+"""Atomic batches at protocol level: the vectors of the specification, on both servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OK = b""
 
 
 class Batch:
-    """Sends members of batches; `publish` gives the answer: empty, an acknowledgement or an error."""
+    """Sends members of batches; `publish` returns the reply: empty, an ack or an error."""
 
     def __init__(self, client: Client, stream: str) -> None:
         self.client = client
@@ -60,7 +60,7 @@ def batch(client: Client, make_stream: Make, name: str) -> Batch:
 
 @pytest.fixture
 def advisories(client: Client, name: str) -> Iterator[Callable[..., None]]:
-    """`advisories("incomplete")`: the reasons of batches that were abandoned since the last call are these."""
+    """Check the reasons of batches that were abandoned since the last call: `advisories("incomplete")`."""
     sid = client.subscribe(f"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.{name}")
 
     def expect(*reasons: str) -> None:
@@ -229,7 +229,7 @@ class TestOrder:
 
 
 class TestChecks:
-    """Made at commit, against the stream before the batch, all or nothing."""
+    """Checks are made at the commit, against the stream before the batch, for all members or none."""
 
     def test_expected_last_sequence(self, batch: Batch, name: str) -> None:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Who may connect: users, passwords, tokens and TLS."""
+"""Authentication: users, passwords, tokens and TLS."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TestUsers:
 
 
 async def _ignore(_: Exception) -> None:
-    """nats-py reports each failed attempt; the test looks at the one it raises."""
+    """Ignore the error: nats-py reports each failed attempt, and the test checks the one that it raises."""
 
 
 class TestTokens:
@@ -146,7 +146,7 @@ class TestAccounts:
 
 
 class Papers(NamedTuple):
-    """Files of a certificate authority that lives for one test module."""
+    """Files of a certificate authority for one test module."""
 
     authority: Path
     server_cert: Path
@@ -242,7 +242,7 @@ class TestTls:
             wire.expect(b"MSG a 1 300000\r\n" + payload + b"\r\n")
 
     def test_a_goodbye_is_answered(self, sealed: Server, papers: Papers) -> None:
-        """Clients wait for it when they close. Without it they would hear the PING that comes after two seconds."""
+        """Clients wait for the reply when they close; without it they would wait for the PING after two seconds."""
         with Wire(sealed.port) as wire:
             wire.start_tls(papers.trusting())
             wire.send(b'CONNECT {"verbose":false,"protocol":0}\r\nPING\r\n')

@@ -28,14 +28,14 @@ def both() -> Iterator[dict[str, Server]]:
 
 @pytest.fixture(params=ROUTES, ids=lambda route: f"{route[0]} to {route[1]}")
 def route(request: pytest.FixtureRequest, both: dict[str, Server]) -> Iterator[tuple[Client, Client]]:
-    """A client where a backup is made and one where it is restored."""
+    """A client for the backup, and one for the restore."""
     source, target = request.param
     with Client(both[source].port) as one, Client(both[target].port) as other:
         yield one, other
 
 
 class TestRoutes:
-    """What is restored is what was backed up, whoever made the backup."""
+    """A restored stream equals the original, whichever server made the backup."""
 
     def moved(self, route: tuple[Client, Client], name: str, **options: Any) -> dict[str, Any]:
         source, target = route
@@ -331,7 +331,7 @@ class TestRestore:
         return take(client, f"{name}B").data
 
     def test_another_name_and_limits(self, client: Client, name: str, backup: bytes) -> None:
-        """The configuration of the request counts; the subjects of messages stay what they are."""
+        """The configuration in the request is used; the subjects of messages do not change."""
         answer = give(client, name, backup, {"name": name, "subjects": [f"{name}.>"], "max_msgs": 10})
         assert (answer["config"]["name"], answer["state"]["messages"]) == (name, 10)
         assert messages(client, name)[0][1] == f"{name}B.a"

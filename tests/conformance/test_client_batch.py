@@ -1,4 +1,4 @@
-"""Atomic batches with headrace.client: all or nothing, and an error that says which message and why."""
+"""Atomic batches with headrace.client: all or nothing, and an error that names the message and the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def last_seq(js: JetStream, stream: str) -> int:
 
 
 async def streamed(js: JetStream, *messages: Message, **options: Any) -> None:
-    """One message after the other, as an application would."""
+    """Publish one message after the other, as an application would."""
     async with js.batch(**options) as batch:
         for message in messages:
             await batch.add(message)
@@ -116,7 +116,7 @@ class TestAbandon:
             await batch.publish(f"{stream}.a", b"x")
 
     async def test_the_server_gives_the_place_free_at_once(self, js: JetStream, stream: str) -> None:
-        """A stream takes 50 open batches; more than that are begun and abandoned one after the other."""
+        """A stream allows 50 open batches; this test starts and abandons more than that, one after the other."""
         for _ in range(60):
             batch = js.batch()
             await batch.publish(f"{stream}.a", b"x")
@@ -201,7 +201,7 @@ class TestInterruptions:
     async def test_a_pause_that_is_too_long(
         self, kind: str, launch: Launch, headrace_factory: Callable[..., HostedServer]
     ) -> None:
-        """Ours has virtual time for its 10 s, the reference a shorter patience."""
+        """Headrace waits its 10 s in virtual time; nats-server is configured with a shorter timeout."""
         hosted = headrace_factory(clock="virtual") if kind == OURS else None
         short = 'jetstream { limits { batch { timeout: "1s" } } }'
         async with await connect(hosted.url if hosted else launch(Setup(config=short)).url) as nc:
@@ -226,7 +226,7 @@ class TestInterruptions:
             back.set()
 
         async def ignore(_: Exception) -> None:
-            """Reported while the server is away."""
+            """Ignore errors while the server is down."""
 
         forever = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1}
         async with await connect(
@@ -359,7 +359,7 @@ class TestRefusals:
         assert (2, f"{stream}.b") in caught.value.candidates
 
     async def test_an_older_server_gets_nothing(self, nc: NatsClient, stream: str, name: str) -> None:
-        """It would store the first message like any other; its API level says that it is old."""
+        """An older server would store the first message like any other; its API level shows that it is old."""
 
         async def level_one(message: Msg) -> None:
             limits = dict.fromkeys(

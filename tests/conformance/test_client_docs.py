@@ -1,4 +1,4 @@
-"""Every block of docs/reference/client.md runs as it stands, on both servers."""
+"""Every block of docs/reference/client.md runs as it is, on both servers."""
 
 from __future__ import annotations
 

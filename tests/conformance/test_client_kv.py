@@ -1,4 +1,4 @@
-"""Buckets with headrace.client: their options, every operation on keys, several keys at once."""
+"""Buckets with headrace.client: options, every operation on keys, several keys at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def js(nc: NatsClient) -> JetStream:
 
 @pytest.fixture
 async def make(js: JetStream, name: str) -> AsyncIterator[Make]:
-    """Create a bucket called `name`; it ends with the test."""
+    """Create a bucket called `name`; it is deleted at the end of the test."""
     made: list[str] = []
 
     async def create(bucket: str = name, **options: Any) -> KeyValue:
@@ -189,7 +189,7 @@ class TestBuckets:
             await kv.create("a", b"3")
 
     async def test_mirrors_and_sources(self, js: JetStream, make: Make, name: str) -> None:
-        """A mirror is read at home and written at its origin; a source's keys become keys of the bucket."""
+        """A mirror is read locally and written at its upstream; a source's keys become keys of the bucket."""
         origin = await make(f"{name}o")
         await origin.put("a.b", b"1")
         mirror = await make(mirror=f"{name}o")

@@ -1,4 +1,4 @@
-"""nats-py's own key-value buckets, unmodified: everything they do works on both servers."""
+"""nats-py's own key-value buckets, unmodified: everything works on both servers."""
 
 from __future__ import annotations
 

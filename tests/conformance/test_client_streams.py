@@ -123,7 +123,7 @@ class TestConfigurations:
         assert (back.priority_groups, back.priority_policy) == (["g"], "overflow")
 
     async def test_many_streams_are_listed_page_by_page(self, js: JetStream, name: str) -> None:
-        """The server shows 256 at a time."""
+        """The server lists 256 at a time."""
         names = [f"{name}p{number}" for number in range(270)]
         for each in names:
             await js.add_stream(name=each, subjects=[each], storage=api.StorageType.MEMORY)
@@ -214,7 +214,7 @@ class TestSourcing:
     async def test_server_managed_consumers_are_accepted_by_ours_only(
         self, js: JetStream, name: str, make_stream: Callable[..., Any], server: Server
     ) -> None:
-        """Ours knows it, from the draft; the reference does not and says so."""
+        """Headrace implements the draft; nats-server rejects the unknown field."""
         make_stream()
         source = StreamSource(name=name, consumer=StreamConsumerSource(name="copy", server_managed=True))
         config = StreamConfig(name=f"{name}copy", sources=[source])

@@ -1,6 +1,6 @@
-"""Keys that end: TTLs of keys, of buckets and of purges, as a user of headrace.client sees them.
+"""Expiring keys: TTLs of keys, of buckets and of purges, as a user of headrace.client sees them.
 
-These take real seconds on the reference, so each test lets several keys end together.
+On nats-server these take real seconds, so each test lets several keys expire together.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def test_a_key_that_expires(make: Callable[..., Awaitable[KeyValue]]) -> None:
-    """The marker is seen by watchers, hides the key from everything else, and gives way to a new value."""
+    """Watchers receive the marker, other reads do not see the key, and a new value replaces the marker."""
     kv = await make(limit_markers="1h")
     await kv.put("stays", b"1")
     async with await kv.watchall() as watcher, await kv.watchall(ignore_deletes=True) as values:
         assert len(await watcher.initial()) == 1
         assert len(await values.initial()) == 1
         begun = time.monotonic()
-        # At once, so that both are there before the first one ends, however slow the machine.
+        # At the same time, so that both exist before the first one expires, however slow the machine is.
         await asyncio.gather(kv.create("short", b"1", ttl=1), kv.create("again", b"1", ttl="1s"))
         for each in (watcher, values):
             put = [await each.updates(PATIENCE_S) for _ in range(2)]
@@ -98,14 +98,14 @@ async def test_nothing_is_left_of_a_purge_with_ttl(make: Callable[..., Awaitable
         revision = await kv.create("a", b"3")
         entry = await watcher.updates(PATIENCE_S)
         assert entry
-        # No marker follows a purge: the next thing that watchers hear of is the new value.
+        # A purge leaves no marker: the next event for watchers is the new value.
         assert (entry.revision, entry.operation) == (revision, "PUT")
 
 
 async def test_what_becomes_of_markers_when_a_bucket_has_a_ttl(
     make: Callable[..., Awaitable[KeyValue]],
 ) -> None:
-    """A DEL that ages turns into a marker; a PURGE vanishes."""
+    """A DEL that expires becomes a marker; a PURGE disappears."""
     kv = await make(ttl="1s", limit_markers="3s")
     async with await kv.watchall() as watcher:
         assert await watcher.updates(PATIENCE_S) is None
@@ -152,7 +152,7 @@ async def test_without_markers_a_key_ends_silently(
 async def test_the_vectors_of_a_bucket_with_markers(
     make: Callable[..., Awaitable[KeyValue]], client: Client, name: str
 ) -> None:
-    """Byte for byte what clients of other languages see."""
+    """The same bytes that clients in other languages receive."""
     await make(limit_markers="30s")
     subject, stream = f"$KV.{name}.k", f"KV_{name}"
     expected = "Nats-Expected-Last-Subject-Sequence"
@@ -162,7 +162,7 @@ async def test_the_vectors_of_a_bucket_with_markers(
         error = {"code": 400, "err_code": 10071, "description": f"wrong last sequence: {seq}"}
         return {"error": error, "stream": stream, "seq": 0}
 
-    # At once: the second comes while the first is there, however slow the machine.
+    # At the same time: the second is stored while the first exists, however slow the machine is.
     asked = [client.ask(subject, b"v", {expected: "0", **more}) for more in ({"Nats-TTL": "1"}, {})]
     answers = {message.subject: message.json for message in (client.next("1"), client.next("1"))}
     assert [answers[reply] for reply in asked] == [{"stream": stream, "seq": 1}, wrong(1)]

@@ -1,4 +1,4 @@
-"""Watching buckets with headrace.client: what comes first, the None after it, and what comes then."""
+"""Watching buckets with headrace.client: the initial values, the None after them, and later changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seen(entries: list[Entry]) -> list[tuple[str, str, int]]:
 
 
 async def nothing_comes(watcher: Watcher, kv: KeyValue) -> None:
-    """What a watcher would see arrives before the next change does."""
+    """Check that a watcher receives nothing before the next change."""
     revision = await kv.put("zzz", b"")
     entry = await watcher.updates()
     assert entry
@@ -198,8 +198,8 @@ async def test_waiting_has_an_end(kv: KeyValue) -> None:
 
 
 async def test_a_watcher_delivers_thousands_of_keys_in_order(kv: KeyValue, js: JetStream, name: str) -> None:
-    """More than a watcher buffers, with changes while the first ones come."""
-    for first in range(0, 2000, 200):  # each publish has only some seconds
+    """More than a watcher buffers, with changes during the initial values."""
+    for first in range(0, 2000, 200):  # each publish has a timeout of some seconds
         await asyncio.gather(*(js.publish(f"$KV.{name}.k{n}", b"x") for n in range(first, first + 200)))
     async with await kv.watchall() as watcher:
         writing = asyncio.gather(*(kv.put(f"k{n}", b"y") for n in range(0, 2000, 20)))

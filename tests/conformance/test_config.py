@@ -1,4 +1,4 @@
-"""The configuration file: its forms, what is refused and where, and what a reload takes up."""
+"""The configuration file: its syntax, errors with their position, and what a reload applies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestForms:
     def test_a_user_may_be_written_in_every_form(self, launch: Launch, text: str) -> None:
         server = launch(Setup(config=text, jetstream=False))
         if "$2a$" in text:
-            return  # it starts: a bare hash is no variable
+            return  # it starts: a bare hash is not a variable
         with enter(server, user="a", **{"pass": "b"}) as client:
             client.flush()
         with Wire(server.port) as wire:

@@ -1,8 +1,7 @@
-"""What `headrace.jetstream_api` makes of a request is what the reference makes of it: its refusal, or its echo.
+"""`headrace.jetstream_api` validates requests as nats-server does: the same error, or the same configuration.
 
-Each judgement is made twice, by our functions and by a real nats-server, on bodies that are written down and
-on configurations drawn at random. A failure names its seed; `pytest <this file> -k 'streams and 3'` runs it
-alone.
+Each request is validated by our functions and by a real nats-server: hand-written bodies, and configurations drawn at
+random. A failure names its seed; `pytest <this file> -k 'streams and 3'` runs it alone.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def reference() -> Iterator[Client]:
 
 
 def theirs(client: Client, operation: str, body: bytes, until: bytes) -> tuple[Judgement, dict[str, Any]]:
-    """The reference's error, or the bytes of the configuration it shows (which end at `until`)."""
+    """Return nats-server's error, or the bytes of the configuration that it returns (which end at `until`)."""
     payload = client.request("$JS.API." + operation, body).payload
     answer = json.loads(payload)
     if "error" in answer:
@@ -201,7 +200,7 @@ def test_streams_are_judged_as_the_reference_judges_them(reference: Client, seed
             expected, _ = theirs(reference, f"STREAM.{operation}.Q", encode(step), b',"created":"')
             judgement, made = judged_stream(encode(step), existing, operation)
             if judgement == CIRCLE != expected:
-                break  # only ours sees where messages would go round: docs/reference/compatibility.md
+                break  # only Headrace detects messages that would go round in a cycle: docs/reference/compatibility.md
             assert judgement == expected, f"seed {seed}, number {number}: {operation} {str(step)[:2000]}"
             if made is None:
                 break
@@ -225,7 +224,7 @@ PARENTS: dict[str, dict[str, Any]] = {
 
 
 class Ask(NamedTuple):
-    """One request for a consumer: its subject's parts and its body."""
+    """One request for a consumer: the parts of its subject, and its body."""
 
     stream: str
     form: str
@@ -268,7 +267,7 @@ def judged_consumer(
 
 
 def _becomes_durable(made: configs.ConsumerConfig | None, others: dict[str, configs.ConsumerConfig]) -> bool:
-    """Differs on purpose: there, an ephemeral made durable keeps the threshold it was given as ephemeral."""
+    """A deliberate difference: in nats-server, an ephemeral consumer made durable keeps its inactive threshold."""
     old = others.get(made.name) if made is not None else None
     return old is not None and made is not None and bool(made.durable_name) and not old.durable_name
 

@@ -1,4 +1,4 @@
-"""CONSUMER.RESET: every rule of the seed and of reset.md; the numbers are those of its vectors."""
+"""CONSUMER.RESET: every rule of the specification; the numbers of vectors are those of reset.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ten(reading: Make) -> Reading:
 
 
 def summary(info: dict[str, Any]) -> tuple[object, ...]:
-    """reset_seq, delivered, floor, acks pending, messages pending"""
+    """Return reset_seq, delivered, floor, acks pending, messages pending."""
     assert "error" not in info, info
     where = position(info, "delivered"), position(info, "ack_floor")
     return info["reset_seq"], *where, info["num_ack_pending"], info["num_pending"]
@@ -32,7 +32,7 @@ def summary(info: dict[str, Any]) -> tuple[object, ...]:
 
 class TestToTheFloor:
     def test_resetting_a_fresh_consumer_changes_nothing(self, ten: Reading) -> None:
-        """1"""
+        """Vector 1."""
         created = ten.made("P")
         info = ten.reset("P")
         assert summary(info) == (1, (0, 0), (0, 0), 0, 10)
@@ -41,7 +41,7 @@ class TestToTheFloor:
         assert (info["config"], info["created"]) == (created["config"], created["created"])
 
     def test_what_is_pending_comes_again(self, ten: Reading) -> None:
-        """2, 3"""
+        """Vectors 2 and 3."""
         ten.made("P")
         old = ten.fetch("P", 5)
         for message in (old[0], old[1], old[3]):
@@ -60,7 +60,7 @@ class TestToTheFloor:
         assert (info["num_ack_pending"], position(info, "ack_floor")) == (4, (0, 2))
 
     def test_counts_start_anew(self, ten: Reading) -> None:
-        """7"""
+        """Vector 7."""
         ten.made("P")
         for message in ten.fetch("P", 3)[:2]:
             ten.confirm(message, b"-NAK")
@@ -71,7 +71,7 @@ class TestToTheFloor:
 
     @pytest.mark.parametrize(("policy", "seq"), [("last", 10), ("new", 11)])
     def test_is_allowed_for_every_policy(self, ten: Reading, policy: str, seq: int) -> None:
-        """11"""
+        """Vector 11."""
         ten.made("P", deliver_policy=policy)
         assert ten.reset("P")["reset_seq"] == seq
 
@@ -127,7 +127,7 @@ class TestToTheFloor:
 
 class TestToASequence:
     def test_forward_and_back(self, ten: Reading) -> None:
-        """4, 5"""
+        """Vectors 4 and 5."""
         ten.made("P")
         old = ten.fetch("P", 5)
         assert summary(ten.reset("P", {"seq": 8})) == (8, (0, 7), (0, 7), 0, 3)
@@ -137,9 +137,9 @@ class TestToASequence:
         assert ten.silent(old[2].reply, b"+ACK")
 
     def test_waiting_requests_stay(self, ten: Reading) -> None:
-        """6"""
+        """Vector 6."""
         ten.made("P")
-        for patience_ms in (800, 4_000, 12_000):  # longer where it is over before the reset
+        for patience_ms in (800, 4_000, 12_000):  # longer if it ended before the reset
             ten.reset("P", {"seq": 11})
             sid = ten.ask("P", {"batch": 20, "expires": patience_ms * MS})
             eventually(lambda sid=sid: ten.info("P")["num_waiting"] == 1 or ten.client.pending(sid))
@@ -152,7 +152,7 @@ class TestToASequence:
         assert (ended.status, ended.headers["Nats-Pending-Messages"]) == ("408 Request Timeout", "18")
 
     def test_a_reset_beyond_the_end_waits_for_that_sequence(self, ten: Reading) -> None:
-        """8"""
+        """Vector 8."""
         ten.made("P")
         assert summary(ten.reset("P", {"seq": 13})) == (13, (0, 12), (0, 12), 0, 0)
         ten.fill(5)
@@ -161,7 +161,7 @@ class TestToASequence:
         assert ten.reset("P", {"seq": 2**64 - 1})["reset_seq"] == 2**64 - 1
 
     def test_not_below_the_start_sequence(self, ten: Reading) -> None:
-        """9"""
+        """Vector 9."""
         ten.made("P", deliver_policy="by_start_sequence", opt_start_seq=5)
         refused = ten.reset("P", {"seq": 4})
         assert refused["error"] == {
@@ -176,7 +176,7 @@ class TestToASequence:
         assert ten.reset("P")["reset_seq"] == 5
 
     def test_not_below_the_start_time(self, ten: Reading) -> None:
-        """10"""
+        """Vector 10."""
         stored = ten.client.api(f"STREAM.MSG.GET.{ten.name}", {"seq": 5})["message"]["time"]
         ten.made("P", deliver_policy="by_start_time", opt_start_time=stored)
         for seq in (1, 4):
@@ -198,12 +198,12 @@ class TestToASequence:
 
     @pytest.mark.parametrize("policy", ["last", "new", "last_per_subject"])
     def test_never_without_a_start(self, ten: Reading, policy: str) -> None:
-        """11"""
+        """Vector 11."""
         ten.made("P", deliver_policy=policy, filter_subject=ten.subject(">"))
         assert ten.reset("P", {"seq": 5})["error"]["description"] == "invalid reset: not allowed"
 
     def test_a_reset_to_a_deleted_sequence_delivers_the_next(self, ten: Reading) -> None:
-        """12"""
+        """Vector 12."""
         ten.made("P")
         ten.client.api(f"STREAM.MSG.DELETE.{ten.name}", {"seq": 5})
         info = ten.reset("P", {"seq": 5})
@@ -211,14 +211,14 @@ class TestToASequence:
         assert seqs_of(ten.fetch("P", 1)) == [6]
 
     def test_a_reset_before_the_first_delivers_the_first(self, ten: Reading) -> None:
-        """13"""
+        """Vector 13."""
         ten.client.api(f"STREAM.PURGE.{ten.name}", {"seq": 8})
         ten.made("P")
         assert summary(ten.reset("P", {"seq": 2})) == (2, (0, 1), (0, 1), 0, 3)
         assert seqs_of(ten.fetch("P", 1)) == [8]
 
     def test_a_reset_with_a_filter_delivers_the_next_match(self, reading: Make) -> None:
-        """15"""
+        """Vector 15."""
         stream = reading()
         stream.fill(10, *["x", "y", "x", "x", "x", "x", "x", "y", "x", "x"])
         stream.made("P", filter_subject=stream.subject("y"))
@@ -227,7 +227,7 @@ class TestToASequence:
 
     @pytest.mark.ours_only("A reset to sequence zero is rejected")
     def test_a_reset_to_zero_is_refused(self, ten: Reading) -> None:
-        """20"""
+        """Vector 20."""
         ten.made("P")
         refused = ten.reset("P", {"seq": 0})
         assert refused["error"] == {
@@ -237,7 +237,7 @@ class TestToASequence:
 
 class TestPush:
     def test_everything_comes_again_at_once(self, ten: Reading) -> None:
-        """14"""
+        """Vector 14."""
         inbox = f"{ten.client.inbox}-push"
         sid = ten.client.subscribe(inbox)
         ten.made("P", deliver_subject=inbox)
@@ -315,7 +315,7 @@ class TestRetention:
 class TestRequests:
     @pytest.mark.parametrize("body", [b"garbage", b" ", b"[]", b'{"seq":"5"}', b'{"seq":-1}'])
     def test_invalid_reset_requests_change_nothing(self, ten: Reading, body: bytes) -> None:
-        """16"""
+        """Vector 16."""
         ten.made("P")
         ten.fetch("P", 2)
         refused = ten.reset("P", body)
@@ -328,12 +328,12 @@ class TestRequests:
         assert ten.reset("P", {"seq": 5, "foo": 1})["reset_seq"] == 5
 
     def test_a_level_too_high(self, ten: Reading) -> None:
-        """17"""
+        """Vector 17."""
         ten.made("P")
         assert ten.reset("P", None, {"Nats-Required-Api-Level": "9"})["error"]["err_code"] == 10185
 
     def test_the_identity_of_the_stream(self, ten: Reading) -> None:
-        """18"""
+        """Vector 18."""
         ten.made("P")
         answer = ten.client.request(f"{API}CONSUMER.RESET.{ten.name}.P", b"", {"Nats-Stream-Identity": "abc"})
         assert answer.json["reset_seq"] == 1
@@ -350,7 +350,7 @@ class TestRequests:
 
     @pytest.mark.ours_only("A reset of a missing consumer gets a reply")
     def test_resetting_a_missing_consumer_is_refused(self, ten: Reading) -> None:
-        """19"""
+        """Vector 19."""
         assert ten.reset("NOPE")["error"]["err_code"] == 10014
         assert ten.client.api("CONSUMER.RESET.NOSTREAM.P")["error"]["err_code"] == 10059
 

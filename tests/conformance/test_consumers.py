@@ -1,4 +1,4 @@
-"""Consumers as objects: where they start, what updates change, names and lists, pausing, vanishing, advisories."""
+"""Consumers: where they start, what updates change, names and lists, pause, inactivity, advisories."""
 
 from __future__ import annotations
 
@@ -297,8 +297,8 @@ class TestAdvisories:
         ten.confirm(two, b"-NAK")
         event = ten.client.next(events).json
         assert (event["type"], event["stream_seq"]) == ("io.nats.jetstream.advisory.v1.nak", 4)
-        ten.made("C", max_deliver=1, ack_wait=200 * MS)  # only now, so that all the rest has time
-        for seq in (5, 4):  # the one refused waits for somebody to take it
+        ten.made("C", max_deliver=1, ack_wait=200 * MS)  # only now, so that the rest has enough time
+        for seq in (5, 4):  # the message with the nak waits for a pull request
             event = ten.client.next(events).json
             assert (event["type"], event["stream_seq"], event["deliveries"]) == (
                 "io.nats.jetstream.advisory.v1.max_deliver", seq, 1,

@@ -1,4 +1,4 @@
-"""Acknowledgements in all forms, redelivery, and what streams keep until everybody is done."""
+"""Acknowledgements of all kinds, redelivery, and what streams keep until all consumers are done."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ class TestVerbs:
 
 class TestRedelivery:
     def test_messages_are_redelivered_after_ack_wait(self, ten: Reading) -> None:
-        full = {"max_ack_pending": 6}  # nothing new comes before these
+        full = {"max_ack_pending": 6}  # no new message is delivered before these
         ten.made("C", ack_wait=60 * SECOND, **full)
         ten.fetch("C", 3)
         again = [ack_of(m) for m in ten.fetch("C", 3)]
         assert [ack.seq for ack in again] == [4, 5, 6]
-        ten.made("C", ack_wait=200 * MS, **full)  # only now, so that the second three have time
+        ten.made("C", ack_wait=200 * MS, **full)  # only now, so that the second three have enough time
         time.sleep(0.5)
         again = [ack_of(m) for m in ten.fetch("C", 6)]
         assert [(ack.delivered, ack.seq) for ack in again] == [(2, seq) for seq in range(1, 7)]
@@ -130,7 +130,7 @@ class TestRedelivery:
         assert 0.25 < time.monotonic() - started < 15
 
     def test_a_sign_of_life_postpones(self, ten: Reading) -> None:
-        for wait_ms in (400, 2_000, 6_000):  # longer where the sign came too late
+        for wait_ms in (400, 2_000, 6_000):  # longer if the progress ack came too late
             consumer = f"C{wait_ms}"
             ten.made(consumer, ack_wait=wait_ms * MS, deliver_policy="by_start_sequence", opt_start_seq=10)
             started = time.monotonic()
@@ -173,7 +173,7 @@ class TestRedelivery:
         for _ in range(4):
             ten.client.next(sid)
             arrivals.append(time.monotonic() - started)
-        # What comes late is the machine's; nothing comes early, and the defaults would take half a minute.
+        # Only the machine can make deliveries late; none comes early, and the defaults would take half a minute.
         for arrival, earliest in zip(arrivals, (0, 0.1, 0.3, 0.7), strict=True):
             assert earliest - 0.02 < arrival < earliest + 15
         event = ten.client.next(events).json
@@ -188,7 +188,9 @@ class TestRedelivery:
         messages = [ten.client.next(sid) for _ in range(10)]
         for message in messages[:9]:
             ten.confirm(message)
-        ten.made("C", deliver_subject=inbox, ack_wait=200 * MS)  # only now, so that all the others have time
+        ten.made(
+            "C", deliver_subject=inbox, ack_wait=200 * MS
+        )  # only now, so that all others have enough time
         assert ack_of(ten.client.next(sid))[:2] == (2, 10)
 
     def test_redeliveries_go_out_although_it_is_full(self, ten: Reading) -> None:

@@ -1,4 +1,4 @@
-"""Consumers through an unmodified nats-py: fetch, push, queue, ordered, watch; and a connection that breaks."""
+"""Consumers through an unmodified nats-py: fetch, push, queue, ordered, watch; and a lost connection."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_watch_a_bucket(nc: NatsClient, name: str) -> None:
 
 
 async def test_a_broken_connection_loses_nothing(fresh_server: Server, name: str) -> None:
-    """The server is killed while messages are under way; the client reconnects by itself and gets the rest."""
+    """The server is killed while messages are in flight; the client reconnects by itself and gets the rest."""
     nc = await nats.connect(
         fresh_server.url, connect_timeout=20, reconnect_time_wait=0.1, max_reconnect_attempts=-1
     )

@@ -1,4 +1,4 @@
-"""Pull requests: what they may say, how they are served, how they end."""
+"""Pull requests: their fields, how they are served, how they end."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ class TestPriority:
 def test_a_client_that_reconnects_goes_on(
     ten: Reading, server: Any, connect: Callable[..., Client], name: str
 ) -> None:
-    """Deliveries to a connection that breaks are delivered again to the next one; nothing is lost."""
+    """Messages sent to a lost connection are delivered again to the next one; nothing is lost."""
     ten.made("C", ack_wait=300 * MS)
     first = Reading(connect(server), name)
     for message in first.fetch("C", 4)[:2]:

@@ -1,4 +1,4 @@
-"""Push consumers: interest, groups, heartbeats, flow control, pace, acknowledgement by flow control."""
+"""Push consumers: interest, groups, heartbeats, flow control, rate limits, acks by flow control."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ class TestTime:
         stream.made("C", deliver_subject=inbox, ack_policy="none", rate_limit_bps=80_000)
         for _ in range(10):
             stream.client.next(sid)
-        assert 0.6 < time.monotonic() - started < 7  # eight seconds if those were bytes
+        assert 0.6 < time.monotonic() - started < 7  # eight seconds if the limit were in bytes
 
 
 class TestFlowControl:
     def test_the_flow_control_window_stops_and_doubles(self, reading: Make, inbox: str) -> None:
-        """Vector 9: a request after half the window, a stop after all of it, twice as much after an answer."""
+        """Vector 9: a request after half the window, a stop at its end, and twice as much after a reply."""
         stream = reading(storage="memory")
         for _ in range(560):
             stream.client.publish(stream.subject("s"), b"x" * 10_000)
@@ -293,7 +293,7 @@ def test_a_forged_ack_does_not_move_the_floor_beyond_what_was_delivered(
 def test_a_slow_listener_gets_everything(
     reading: Make, server: Server, connect: Callable[..., Client], inbox: str
 ) -> None:
-    """Much more than the sockets hold, without flow control: delivery waits for the client."""
+    """Much more than the sockets buffer, without flow control: delivery waits for the client."""
     stream = reading(storage="memory")
     for _ in range(2000):
         stream.client.publish(stream.subject("s"), b"x" * 10_000)

@@ -1,4 +1,4 @@
-"""Core NATS between clients: who gets which message, in which shape and order."""
+"""Core NATS between clients: who receives which message, in which form and order."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ class TestModes:
 
 
 def test_messages_have_their_shape() -> None:
-    """The test client's own parser, so that a failure elsewhere is the server's."""
+    """The test client's own parser works, so that other failures are the server's."""
     frame = b"HMSG s 9 r 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"
     assert parse_message(frame) == Message("s", "9", "r", b"NATS/1.0\r\n\r\n", b"hi")
     assert parse_message(b"MSG s 9 2\r\nhi\r\n") == Message("s", "9", "", b"", b"hi")

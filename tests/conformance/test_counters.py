@@ -1,4 +1,4 @@
-"""Counters: increments that add up, of any length, in batches and through sources, on both servers."""
+"""Counters: increments of any length, in batches and through sources, on both servers."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ class TestBatches:
 
 
 class TestSources:
-    """A counter that sums up others."""
+    """A counter that sums other counters."""
 
     def sum_up(self, client: Client, name: str, *sources: str, **entry: Any) -> Counter:
         config = {
@@ -282,7 +282,7 @@ class TestSources:
         client.api(f"STREAM.DELETE.{total.stream}")
 
     def test_what_was_missed_is_made_up(self, client: Client, make_stream: Make, name: str) -> None:
-        """The origin keeps only the newest: the difference is to what was last heard."""
+        """The upstream keeps only the newest value: the difference to the last known value is added."""
         make_stream(f"{name}a", allow_msg_counter=True, max_msgs_per_subject=1)
         origin = Counter(client, f"{name}a")
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""Where ours differs from the reference on purpose; each reason is an entry of docs/reference/compatibility.md."""
+"""Deliberate differences from nats-server: each reason is an entry of docs/reference/compatibility.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = TESTS.parent / "docs" / "reference" / "compatibility.md"
 
 
 def _reasons() -> Iterator[str]:
-    """The texts of all `ours_only(...)` marks in the tests."""
+    """Return the texts of all `ours_only(...)` marks in the tests."""
     for file in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "ours_only":

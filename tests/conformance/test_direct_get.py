@@ -1,4 +1,4 @@
-"""Direct get: single messages, batches, the last of many subjects, and the status answers."""
+"""Direct get: single messages, batches, the last of many subjects, and statuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def filled(client: Client, make_stream: Make, name: str) -> str:
 
 
 def fill_in(body: Any, name: str) -> Any:
-    """`{}` in a request stands for the stream's name."""
+    """Replace `{}` in a request by the stream's name."""
     if isinstance(body, dict):
         return {key: fill_in(value, name) for key, value in body.items()}
     if isinstance(body, list):

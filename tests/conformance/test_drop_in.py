@@ -1,4 +1,4 @@
-"""Standing in for the `nats-server` executable: flags, files and pages that launchers and scripts rely on."""
+"""Replacing the `nats-server` executable: flags, files and pages that launchers and scripts rely on."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class TestLogLines:
         lines = server.log_text().splitlines()
         form = rf"\[{server.pid}\] \d{{4}}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{{6}} \[(INF|WRN|DBG)\] .*"
         assert all(re.fullmatch(form, line) for line in lines), lines
-        said = [line for line in lines if "[INF]" in line]  # a slow machine may be warned of
+        said = [line for line in lines if "[INF]" in line]  # a slow machine may cause a warning
         assert said[-1].endswith("[INF] Server is ready")
 
 

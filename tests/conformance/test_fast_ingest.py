@@ -1,4 +1,4 @@
-"""Fast ingest: batches whose members are stored as they come, on both servers."""
+"""Fast ingest: batches whose members are stored as they arrive, on both servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ids = itertools.count(1)
 
 
 class Fast:
-    """A publisher of one fast batch. Every answer comes to the member's own reply subject, under one inbox."""
+    """A publisher of one fast batch. Every reply arrives on the member's own reply subject, under one inbox."""
 
     def __init__(
         self, client: Client, stream: str, *, gap: str = "fail", flow: object = 10, name: str = ""
@@ -48,7 +48,7 @@ class Fast:
         return message.json
 
     def quiet(self) -> None:
-        """Nothing more has come by the time that the server has answered something else."""
+        """Check that nothing more arrived before the reply to another request."""
         self.client.api(f"STREAM.INFO.{self.stream}")
         assert self.client.pending(self.sid) == []
 
@@ -134,7 +134,7 @@ class TestFlow:
         assert batch.state()["messages"] == 3
 
     def test_a_reply_is_what_makes_it_fast(self, fast: Callable[..., Fast], name: str) -> None:
-        """Headers of an atomic batch are then headers like any others."""
+        """With it, headers of an atomic batch are ordinary headers."""
         batch = fast()
         batch.send(1, COMMIT, Nats_Batch_Id="other", Nats_Batch_Sequence="7")
         assert batch.next()["count"] == 1
@@ -336,7 +336,7 @@ class TestRefusals:
 
 
 class TestTogether:
-    """With the other things that a message can ask for."""
+    """Combined with other features of a message."""
 
     def test_duplicates_count_as_members(self, fast: Callable[..., Fast], name: str) -> None:
         batch = fast(flow=2)
@@ -356,7 +356,7 @@ class TestTogether:
         assert batch.next() == {"stream": name, "seq": 1, "duplicate": True, "batch": batch.id, "count": 1}
 
     def test_each_member_may_expect_the_sequence_before_it(self, fast: Callable[..., Fast]) -> None:
-        """Each member may expect what the one before it left."""
+        """Each member may expect the sequence of the one before it."""
         batch = fast()
         batch.send(1, START, Nats_Expected_Last_Sequence="0")
         batch.send(2, APPEND, "b", Nats_Expected_Last_Subject_Sequence="0")
@@ -455,7 +455,7 @@ class TestLimits:
         first.send(1, START)
         assert first.next() == ack(0, 10)
         answer = {"error": None}
-        while "error" in answer:  # until the first one is forgotten
+        while "error" in answer:  # until the id of the first one expires
             second.send(1, COMMIT)
             answer = second.next()
         first.send(2, APPEND)

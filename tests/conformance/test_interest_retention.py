@@ -1,4 +1,4 @@
-"""What leaves a stream that keeps messages for its consumers only, and what may not, also over restarts and updates."""
+"""What leaves a stream with interest or work-queue retention, also after restarts and updates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def left(stream: Reading) -> int:
 
 
 class TestRestarts:
-    """A work queue keeps what nobody acknowledged, wherever its consumer stands."""
+    """A work queue keeps messages without an ack, wherever its consumer's position is."""
 
     @pytest.fixture
     def queue(self, fresh_server: Server, connect: Callable[..., Client]) -> Reading:
@@ -109,7 +109,7 @@ def test_an_acknowledgement_of_what_was_refused_before(reading: Make) -> None:
 
 
 def test_an_acknowledgement_of_what_belongs_to_another(reading: Make) -> None:
-    """Whoever guesses the subject of an acknowledgement takes nothing from others."""
+    """A client that guesses an ack subject removes nothing that other consumers need."""
     stream = reading(retention="workqueue")
     stream.made("A", filter_subject=stream.subject("a"))
     stream.made("B", filter_subject=stream.subject("b"))
@@ -142,7 +142,7 @@ class TestBecomingInterest:
 
 
 class TestNobodyWantsIt:
-    """It is not stored, but what it asks for happens."""
+    """The message is not stored, but its headers take effect."""
 
     def test_it_replaces_everything(self, reading: Make) -> None:
         stream = reading(retention="interest", allow_rollup_hdrs=True)
@@ -187,7 +187,7 @@ def test_a_sealed_stream_takes_no_marker(reading: Make) -> None:
     stream = reading(allow_msg_ttl=True, subject_delete_marker_ttl=60 * SECOND, max_msgs_per_subject=1)
     config = stream.client.api(f"STREAM.INFO.{stream.name}")["config"]
     stream.client.api(f"STREAM.DELETE.{stream.name}")
-    for lifetime_s in (2, 5, 15):  # longer where sealing took so long that the message was gone
+    for lifetime_s in (2, 5, 15):  # longer if sealing took so long that the message was gone
         assert "error" not in stream.client.api(f"STREAM.CREATE.{stream.name}", config)
         begun = time.monotonic()
         stream.client.store(stream.subject("a"), b"", {"Nats-TTL": f"{lifetime_s}s"})
@@ -195,6 +195,6 @@ def test_a_sealed_stream_takes_no_marker(reading: Make) -> None:
         if time.monotonic() - begun < lifetime_s - 0.5:
             break
         stream.client.api(f"STREAM.DELETE.{stream.name}")
-    time.sleep(lifetime_s + 0.6)  # it would have ended
+    time.sleep(lifetime_s + 0.6)  # it would have expired
     state = stream.state()
     assert (state["last_seq"], state["messages"]) == (1, 1)

@@ -1,6 +1,6 @@
-"""Who may join as a leafnode and what it may do then: passwords, keys, TLS, permissions, accounts; loops and chains.
+"""Leafnode authentication and permissions: passwords, keys, TLS, accounts; loops and chains.
 
-Every pairing of ours and the reference, where both take part.
+Every pairing of Headrace and nats-server, where both take part.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from support.ports import free_port
 
 @pytest.fixture(params=[pair for pair in PAIRINGS if OURS in pair], ids=lambda p: f"hub={p[0]},leaf={p[1]}")
 def kinds(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """A pairing in which ours takes part."""
+    """A pairing that includes Headrace."""
     pairing: tuple[str, str] = request.param
     return pairing
 
 
 def reaches(sender: Client, listener: Client, subject: str) -> bool:
-    """Whether a message gets there, however long that takes."""
+    """Return whether a message arrives, however long it takes."""
     return crosses(sender, listener, subject, 600)
 
 
 def crosses(sender: Client, listener: Client, subject: str, tries: int = 10) -> bool:
-    """Whether one of some messages gets there soon."""
+    """Return whether one of some messages arrives soon."""
     sid = listener.subscribe(subject)
     listener.flush()
     try:
@@ -104,7 +104,7 @@ class TestKeys:
             assert key.seed not in leaf.log_text()
 
     def test_a_credentials_file_connects(self, kinds: tuple[str, str], tmp_path: Path) -> None:
-        """The hub believes an operator; the leaf shows a token and signs with the user's key."""
+        """The hub trusts an operator; the leaf sends a JWT and signs with the user's key."""
         realm = Realm()
         realm.account("EDGES")
         key, token = realm.user("EDGES")
@@ -124,7 +124,7 @@ class TestKeys:
 
 
 def credentials(token: str, seed: str) -> str:
-    """As `nsc` writes them."""
+    """Return a credentials file in the format of `nsc`."""
     return (
         f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
@@ -132,7 +132,7 @@ def credentials(token: str, seed: str) -> str:
 
 
 class SigningClient(Client):
-    """A client that signs the nonce it is given."""
+    """A client that signs the nonce."""
 
     def __init__(self, port: int, key: Key, token: str) -> None:
         self._key, self._token = key, token
@@ -188,7 +188,7 @@ class TestTls:
 
 class TestPermissions:
     def test_what_a_user_may(self, kinds: tuple[str, str]) -> None:
-        """A leaf says only what its user may publish, and hears only what it may subscribe to."""
+        """A leaf sends only what its user may publish, and receives only what it may subscribe to."""
         users = (
             "authorization { users: [ {user: edge, password: pw, permissions: {"
             " publish: {allow: ['up.>'], deny: ['up.not']}, subscribe: {allow: ['down.>'], deny: ['down.not']} }},"
@@ -212,7 +212,7 @@ class TestPermissions:
             assert reaches(lower, upper, "up.b"), "the connection stays"
 
     def test_as_little_as_copying_needs(self, kinds: tuple[str, str], name: str) -> None:
-        """The permissions in docs/reference/mirrors-and-sources.md are enough for an edge that copies and is copied from."""
+        """The permissions in docs/reference/mirrors-and-sources.md are enough for an edge that copies both ways."""
         said = ["$JSC.R.>", "edge.deliver.>", "$JS.HUB.API.CONSUMER.>", "$JS.FC.>"]
         heard = ["$JS.LEAF.API.CONSUMER.>", "$JS.FC.>", "$JSC.R.>", "hub.deliver.>"]
         users = (
@@ -257,7 +257,7 @@ class TestAccounts:
             assert not crosses(lower, others, "hello")
 
     def test_no_more_than_an_account_may_have(self) -> None:
-        """One leafnode is let in, the next is not."""
+        """One leafnode is accepted, the next is not."""
         realm = Realm()
         realm.account("EDGES", limits={"leaf": 1})
         port = free_port()
@@ -325,7 +325,7 @@ class TestTopologies:
 
     @pytest.mark.parametrize("middle", KINDS)
     def test_messages_pass_through_a_chain_of_leafnodes(self, middle: str) -> None:
-        """Interest and messages pass through the one in the middle, in both directions."""
+        """Interest and messages pass through the server in the middle, in both directions."""
         outer = OURS
         ports = [free_port(), free_port()]
         with ExitStack() as stack:
@@ -343,7 +343,7 @@ class TestTopologies:
             assert answer.json["domain"] == "LEAF"
 
     def test_one_server_joins_two_hubs_without_connecting_them(self) -> None:
-        """One server joins two systems; what is said in one is heard here, and not in the other."""
+        """One server joins two systems; messages of one system arrive here, and not in the other."""
         ports = [free_port(), free_port()]
         with ExitStack() as stack:
             hubs = [

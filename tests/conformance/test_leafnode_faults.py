@@ -1,8 +1,9 @@
-"""Copying over a leafnode connection between real processes while everything goes wrong: the link is cut at any byte,
-messages get lost, either server is killed and restarted, people reset and pause the consumers; and publishing goes on.
+"""Copies over a leafnode connection between real processes, with faults.
 
-Afterwards the copy is the origin's history, in order, without loss or duplicate, and a queue holds exactly what the copy
-has not. A seed replays the order of faults: `HEADRACE_FAULT_SEEDS=7 pytest tests/conformance/test_leafnode_faults.py`.
+The connection is cut at any byte, messages are lost, either server is killed and restarted, consumers are reset and
+paused, while clients publish. Afterwards the copy has the upstream's history, in order, without loss or duplicate,
+and a work queue has exactly what the copy lacks. A seed replays the order of faults: `HEADRACE_FAULT_SEEDS=7 pytest
+tests/conformance/test_leafnode_faults.py`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from support.leafnode_proxy import Proxy
 from support.ports import free_port
 
 SEEDS = os.environ.get("HEADRACE_FAULT_SEEDS", "1").split(",")
-#: Where the streams are, and where their copies; the copy's server dials.
+#: The servers of upstream and copy; the copy's server dials.
 PAIRINGS = [(OURS, OURS), (OURS, REFERENCE), (REFERENCE, OURS)]
 STREAMS = {"L": "limits", "W": "workqueue", "I": "interest", "P": "limits"}
 PURGED = "P"
 
 
 class Publisher:
-    """Publishes numbers to all origins, one at a time, and remembers which were acknowledged."""
+    """Publishes numbers to all upstreams, one at a time, and records which were acknowledged."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.acked: dict[str, list[str]] = {tail: [] for tail in STREAMS}
@@ -72,7 +73,7 @@ class Scene:
         )
 
     def streams(self, name: str, *, at_origin: bool) -> Copying:
-        """The streams of one side, through a new connection."""
+        """Return the streams of one side, through a new connection."""
         return Copying(Client((self.origin if at_origin else self.copy).port), name)
 
     def joined(self) -> None:
@@ -87,7 +88,7 @@ def consumer_of(streams: Copying, tail: str) -> dict[str, str]:
 
 
 def prepare(scene: Scene, name: str) -> None:
-    """Origins of every retention; the limits one is mirrored as well, the others are read through durable consumers."""
+    """Create upstreams of every retention; the one with limits is also mirrored, the others have durable consumers."""
     origin, copy = scene.streams(name, at_origin=True), scene.streams(name, at_origin=False)
     external = {"api": f"$JS.{HUB}.API", "deliver": ""}
     for tail, retention in STREAMS.items():
@@ -101,7 +102,7 @@ def prepare(scene: Scene, name: str) -> None:
 
 
 def interfere(scene: Scene, name: str) -> None:
-    """One thing goes wrong."""
+    """Inject one fault."""
     what = scene.rng.choice(["cut", "cut", "lose", "kill origin", "kill copy", "reset", "pause", "purge"])
     if what == "cut":
         scene.proxy.cut()
@@ -118,7 +119,7 @@ def interfere(scene: Scene, name: str) -> None:
 
 
 def meddle(scene: Scene, name: str, what: str) -> None:
-    """A user resets the consumers to what is not acknowledged, pauses and resumes them, or purges an origin."""
+    """Reset the consumers to the ack floor, pause and resume them, or purge an upstream, as a user would."""
     with contextlib.suppress(OSError, AssertionError), Client(scene.origin.port) as client:
         if what == "purge":
             client.api(f"STREAM.PURGE.{name}{PURGED}", timeout_s=2)
@@ -162,7 +163,9 @@ def test_the_copy_equals_the_history(scene: Scene, name: str) -> None:
     for _ in range(8):
         time.sleep(0.3)
         interfere(scene, name)
-    eventually(lambda: all(len(acked) > 20 for acked in publisher.acked.values()))  # else it means nothing
+    eventually(
+        lambda: all(len(acked) > 20 for acked in publisher.acked.values())
+    )  # otherwise the run proves nothing
     publisher.stop()
     resume(scene, name)
     scene.joined()
@@ -182,7 +185,7 @@ def test_the_copy_equals_the_history(scene: Scene, name: str) -> None:
 
 
 def whole(origin: Copying, copy: Copying, tail: str) -> bool:
-    """Whether everything is over here that has to be."""
+    """Return whether everything that must be copied is copied."""
     if tail == PURGED:
         return copy.data("SP")[-1:] == origin.data("P")[-1:] or origin.state("P")[0] == 0
     if tail == "L":

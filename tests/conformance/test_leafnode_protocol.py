@@ -1,6 +1,4 @@
-"""What is said on a leafnode connection, byte by byte, with the other end played by the test: on both servers and for both
-roles, listening and dialling.
-"""
+"""The leafnode protocol byte by byte, with a scripted peer, on both servers in both roles."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from support.ports import free_port
 
 @pytest.fixture(scope="module")
 def hub(kind: str) -> Iterator[tuple[Server, int]]:
-    """A server that listens for leafnodes, and where."""
+    """A server that listens for leafnodes, and its port."""
     port = free_port()
     with Server(kind, hub_setup(port)) as server:
         yield server, port
@@ -33,7 +31,7 @@ def client(hub: tuple[Server, int]) -> Iterator[Client]:
 
 @pytest.fixture
 def leaf(hub: tuple[Server, int]) -> Iterator[LeafPeer]:
-    """A played leaf that is connected, past the first interest."""
+    """A scripted leaf that is connected and has read the initial interest."""
     with LeafPeer.dial(hub[1]) as peer:
         peer.connect()
         peer.until_pong()
@@ -143,7 +141,7 @@ class TestListening:
         assert [(m.payload, m.reply) for m in client.pending(two)] == [(b"3", "r.1")]
 
     def test_a_delivery_shows_the_stream_s_subject(self, leaf: LeafPeer, client: Client, name: str) -> None:
-        """What a consumer over there delivers: routed by one subject, shown with another."""
+        """A consumer's delivery on the other server: routed by one subject, shown with another."""
         sid = client.subscribe(f"{name}.deliver")
         client.flush()
         ack = "$JS.ACK.O.C.1.5.1.1700000000000000000.0"
@@ -215,14 +213,14 @@ class TestDialling:
 
     @pytest.fixture
     def server(self, kind: str, played: PlayedHub) -> Iterator[Server]:
-        """A server that dials the played hub."""
+        """A server that dials the scripted hub."""
         url = f"nats-leaf://someone:secret@127.0.0.1:{played.port}"
         remote = "deny_imports: ['no.import.>'], deny_exports: ['no.export.>']"
         with Server(kind, leaf_setup(url, remote=remote)) as running:
             yield running
 
     def test_the_leaf_connects_subscribes_and_reconnects(self, played: PlayedHub, server: Server) -> None:
-        """Who it is, what it wants, what it sends and takes, and that it comes back."""
+        """Its CONNECT, its interest, what it sends and accepts, and its reconnect."""
         peer, connect = played.meet()
         with peer, Client(server.port) as client:
             assert (connect["name"], connect["cluster"], connect["domain"]) == ("the-leaf", "the-leaf", LEAF)
@@ -253,7 +251,7 @@ class TestDialling:
         assert client.request("no.export.x").status == "503"
 
     def test_permissions_are_obeyed(self, played: PlayedHub, server: Server) -> None:
-        """What the hub lets it do is told in INFO; it does not even try the rest."""
+        """INFO contains the hub's permissions; the leaf does not even try the rest."""
         imports, exports = ({"allow": [f"{way}.>"], "deny": [f"{way}.not"]} for way in ("in", "out"))
         peer, _ = played.meet(**{"import": imports, "export": exports})
         with peer, Client(server.port) as client:
@@ -279,7 +277,7 @@ class TestDialling:
         eventually(noticed)
 
     def test_silence_is_not_waited_for(self, played: PlayedHub, server: Server) -> None:
-        """Who says nothing is left, and dialled again."""
+        """The server closes a connection without INFO, and dials again."""
         connection, _ = played._server.accept()
         try:
             peer, told = played.meet()

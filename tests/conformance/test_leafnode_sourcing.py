@@ -1,6 +1,4 @@
-"""Mirrors and sources across a leafnode connection, in both directions of every pairing of ours and the reference, from
-origins of every retention, with ephemeral and durable consumers (seed 2, sourcing.md 12).
-"""
+"""Mirrors and sources across a leafnode connection, for every pairing, direction, retention and kind of consumer."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def copier_is_ours(request: pytest.FixtureRequest, pair: Joined) -> bool:
 
 
 def consumer_of(streams: Across, tail: str, way: str) -> dict[str, Any]:
-    """How the copy reads: the entry's `consumer`; a user's is made first."""
+    """Return the `consumer` of the entry; create it first if the user manages it."""
     if way == "ephemeral":
         return {}
     if way == "server-managed":
@@ -42,7 +40,7 @@ def consumer_of(streams: Across, tail: str, way: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", ["ephemeral", "user-managed", "server-managed"])
 def test_every_origin_is_copied(streams: Across, way: str, copier_is_ours: bool) -> None:
-    """What was there, and what comes; a queue is empty in the end, an interest stream too."""
+    """Existing and new messages are copied; afterwards a work queue and an interest stream are empty."""
     if way == "server-managed" and not copier_is_ours:
         pytest.skip("nats-server does not know server_managed")
     tails = [retention + kind for retention in RETENTIONS for kind in KINDS]
@@ -50,7 +48,7 @@ def test_every_origin_is_copied(streams: Across, way: str, copier_is_ours: bool)
         streams.origin.made(tail, retention=RETENTIONS[tail[0]])
     entries = {tail: streams.entry(tail, **consumer_of(streams, tail, way)) for tail in tails}
     for tail in tails:
-        if tail[0] != "I":  # nobody is interested yet
+        if tail[0] != "I":  # there is no interest yet
             streams.origin.put(tail, "a", "b", "c")
     for tail, entry in entries.items():
         kind = KINDS[tail[1]]
@@ -102,7 +100,7 @@ def test_start_filter_and_transforms(streams: Across) -> None:
 
 
 def test_several_sources_and_a_chain(streams: Across, pair: Joined) -> None:
-    """Two origins over there into one stream here, which another stream here mirrors."""
+    """Two upstreams on the other server are copied into one stream, which another stream mirrors."""
     for tail in ("A", "B"):
         streams.origin.made(tail)
         streams.origin.put(tail, *(f"{tail}{n}" for n in range(20)))
@@ -115,7 +113,7 @@ def test_several_sources_and_a_chain(streams: Across, pair: Joined) -> None:
 
 
 def test_copies_continue_beyond_a_flow_control_window(streams: Across) -> None:
-    """More than a flow-control window, so that it has to be opened from the other side."""
+    """More than a flow-control window, so that replies must cross the connection."""
     streams.origin.made("O")
     client, subject = streams.origin.client, f"{streams.origin.name}O.x"
     payload = b"p" * 8192
@@ -131,7 +129,7 @@ def test_copies_continue_beyond_a_flow_control_window(streams: Across) -> None:
 
 
 def test_a_prefix_for_what_is_delivered(streams: Across) -> None:
-    """`external.deliver` says under which subjects messages travel."""
+    """`external.deliver` is the prefix of the subjects on which messages are delivered."""
     streams.origin.made("O")
     streams.origin.put("O", "a", "b")
     prefix = f"{streams.origin.name}.travel"
@@ -162,7 +160,7 @@ def test_an_origin_that_is_missing_is_told(streams: Across) -> None:
 
 
 async def test_what_an_application_does(streams: Across, pair: Joined) -> None:
-    """One connection, to the copy's server: the consumer is made in the origin's domain, the copy here reads through it."""
+    """One connection, to the copy's server: the consumer is created in the upstream's domain, and the copy uses it."""
     origin, copy = (pair.leaf, pair.hub) if streams.api.startswith("$JS.LEAF.") else (pair.hub, pair.leaf)
     streams.origin.made("O", retention="workqueue")
     streams.origin.put("O", "a", "b", "c")

@@ -1,4 +1,4 @@
-"""Leafnodes: ours and the reference joined in every pairing; what crosses, what does not, who may."""
+"""Leafnodes in every pairing of Headrace and nats-server: which messages cross, which do not, and permissions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _marks = itertools.count(1)
 
 @pytest.fixture(params=[True, False], ids=["up", "down"])
 def ends(request: pytest.FixtureRequest, pair: Joined) -> tuple[Client, Client]:
-    """Who sends and who listens."""
+    """The sending and the receiving side."""
     origin, copy = pair.ways(request.param)
     return origin.client, copy.client
 
@@ -70,7 +70,7 @@ class TestMessages:
         eventually(lambda: _nobody(sender, f"{name}.gone"))
 
     def test_a_message_arrives_once_on_each_side(self, pair: Joined, name: str) -> None:
-        """What both sides want arrives once on each."""
+        """A message that both sides subscribe to arrives once on each."""
         sides = (pair.hub.client, pair.leaf.client)
         sids = [client.subscribe(f"{name}.both") for client in sides]
         for client in sides:
@@ -142,7 +142,7 @@ class TestDomains:
         assert sender.request(f"$KV.{name}.a").status == "503"
 
     def test_a_bucket_over_there(self, pair: Joined, name: str) -> None:
-        """Keys are put and got through the domain's prefix."""
+        """Keys are put and read through the domain's prefix."""
         for near, far in ((pair.hub, pair.leaf), (pair.leaf, pair.hub)):
             config = {
                 "name": f"KV_{name}",
@@ -172,7 +172,7 @@ class TestDomains:
             listener.api(f"STREAM.DELETE.{name}")
 
     def test_consuming_from_a_stream_there(self, pair: Joined, name: str) -> None:
-        """Pull and push consumers deliver across, and are acknowledged from there."""
+        """Pull and push consumers deliver across the connection, and are acknowledged from there."""
         for near, far in ((pair.hub, pair.leaf), (pair.leaf, pair.hub)):
             far.client.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
             try:
@@ -213,13 +213,13 @@ class TestDomains:
 
 
 def _next(listener: Client, sid: str, payload: bytes) -> None:
-    """Wait for a message with that payload, past what was sent to find out whether anything arrives."""
+    """Wait for a message with this payload; skip earlier probes."""
     while listener.next(sid).payload != payload:
         pass
 
 
 def _nobody(sender: Client, subject: str) -> bool:
-    """Whether the sender is told that nobody listens."""
+    """Return whether the sender gets "no responders"."""
     try:
         return sender.request(subject, timeout_s=0.2).status == "503"
     except TimeoutError:
@@ -227,7 +227,7 @@ def _nobody(sender: Client, subject: str) -> bool:
 
 
 def _arrives(sender: Client, listener: Client, sid: str, subject: str, patience_s: float = 0.2) -> bool:
-    """Whether what is sent now comes to a subscription, soon; whatever was sent before has been read then."""
+    """Return whether a message that is sent now arrives soon; earlier messages have been read by then."""
     mark = f"?{next(_marks)}".encode()
     sender.publish(subject, mark)
     sender.flush()

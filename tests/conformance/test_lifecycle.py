@@ -1,4 +1,4 @@
-"""From the first INFO to the last byte: what a server announces, how it keeps watch, how it ends."""
+"""From the first INFO to the last byte: what a server announces, its pings, how it stops."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TestPings:
             wire.expect(b"PING\r\n")
 
     def test_who_answers_stays(self, launch: Launch) -> None:
-        """More often than it may be silent; a single answer may take a second and more, so that load cuts nobody."""
+        """Replies more often than the limit; a single reply may take a second and more on a busy machine."""
         server = launch(Setup(settings={"ping_interval": '"25ms"', "ping_max": 60}, jetstream=False))
         with Wire(server.port, answer_pings=False) as wire:
             wire.send(b'CONNECT {"verbose":false}\r\n')
@@ -118,7 +118,7 @@ class TestEnding:
                 client.flush()
 
     def test_lame_duck_mode_keeps_clients_for_a_while(self, launch: Launch) -> None:
-        """Those who are there are told and stay for a while, nobody else comes in; then it ends."""
+        """Connected clients are notified and stay for a while, new ones are rejected; then the server stops."""
 
         def leaving(grace: str) -> Server:
             periods = {"lame_duck_duration": '"40s"', "lame_duck_grace_period": f'"{grace}"'}

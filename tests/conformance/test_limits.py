@@ -1,4 +1,4 @@
-"""What a server refuses: too much, too long, too many, too slow."""
+"""Limits of a server: too much, too long, too many, too slow."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _subscribe_and_stop_reading(slow: Wire) -> None:
 
 
 def _send_until_nobody_listens(sender: Client, payload: bytes = b"x" * 65536) -> None:
-    """The server keeps no subscription of a client it has cut: a request then finds no responders."""
+    """Publish until the server has removed a disconnected client's subscription: a request then gets "no responders"."""
     deadline = time.monotonic() + 60
     while not sender.pending("1"):
         assert time.monotonic() < deadline

@@ -1,7 +1,6 @@
 """Unmodified nats.js clients (tests/js) against both servers.
 
-The packages come from npm into tests/js/node_modules when they are not there yet; `make test` checks that
-node exists.
+npm installs the packages into tests/js/node_modules if they are missing; `make test` checks that node exists.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def node() -> str:
     if not program or not npm:
         pytest.fail(MISSING)
     modules = FOLDER / "node_modules"
-    with (FOLDER / "package.json").open() as lock:  # workers that run at the same time install once
+    with (FOLDER / "package.json").open() as lock:  # concurrent workers install only once
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not all((modules / package).is_dir() for package in json.load(lock)["dependencies"]):
             command = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]

@@ -72,7 +72,7 @@ class TestCore:
             back.set()
 
         async def ignore(_: Exception) -> None:
-            """Reported while the server is away."""
+            """Ignore errors while the server is down."""
 
         connection = await nats.connect(
             fresh_server.url,
@@ -142,7 +142,7 @@ class TestStreams:
 
 
 async def test_a_bucket_puts_gets_and_updates_keys(nc: NatsClient, name: str) -> None:
-    """What needs no consumer; watching comes with them."""
+    """Operations without a consumer; watching is tested with consumers."""
     js = nc.jetstream()
     bucket = await js.create_key_value(config=KeyValueConfig(bucket=name, history=5))
     assert await bucket.put("k", b"1") == 1

@@ -1,4 +1,4 @@
-"""NKeys and signed tokens: who signs the nonce is let in, and gets what was signed for."""
+"""NKeys and JWTs: a client that signs the nonce is accepted, with the permissions that were signed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.identities import Key, Realm
 
 Launch = Callable[[Setup], Server]
 VIOLATION = b"-ERR 'Authorization Violation'\r\n"
-#: How long something lasts whose end is awaited: longer where the machine needs that long to begin.
+#: How long a token or import is valid; longer on a machine that needs this long to start.
 LIFETIMES_S = (2, 5, 15)
 
 
 def answer(wire: Wire, **fields: Any) -> bytes:
-    """The first frame after CONNECT with these fields and a PING."""
+    """Return the first frame after CONNECT with these fields and a PING."""
     connect = {"verbose": False, "protocol": 0, **fields}
     wire.send(b"CONNECT " + json.dumps(connect).encode() + b"\r\nPING\r\n")
     return wire.frame()
@@ -99,7 +99,7 @@ class TestKeys:
 
 
 def realm() -> Realm:
-    """Accounts as the tests need them; keys are new, so both servers get the same."""
+    """The accounts of the tests; keys are new, and both servers get the same ones."""
     made = Realm()
     made.signing, made.scoped = Key("A"), Key("A")  # type: ignore[attr-defined]
     scope = {
@@ -156,7 +156,7 @@ class TestTokens:
         return answer(wire, **{"jwt": token, "sig": sig, **more})
 
     def client(self, trusting: Server, user: tuple[Key, str]) -> Client:
-        """A client that signs; the nonce comes only with the greeting, so it connects twice."""
+        """A client that signs; the nonce comes with INFO, so it connects twice."""
         key, token = user
 
         class Signing(Client):
@@ -328,7 +328,7 @@ class TestTokens:
         assert any(self.import_ended(kind, lifetime_s) for lifetime_s in LIFETIMES_S[1:])
 
     def import_ended(self, kind: str, lifetime_s: int) -> bool:
-        """Whether an import was there before its token ended, and not after that."""
+        """Return whether an import worked before its token expired, and not afterwards."""
         made, end_s = Realm(), int(time.time()) + lifetime_s
         exports = [
             {"name": "p", "subject": "private.>", "type": "stream", "token_req": True},

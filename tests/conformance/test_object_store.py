@@ -1,4 +1,4 @@
-"""Object stores through an unmodified nats-py: a convention over streams, so nothing of it is ours but what it stands on."""
+"""Object buckets through an unmodified nats-py: a convention on top of streams."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_chunks_of_an_older_content_are_gone(nc: NatsClient, name: str) ->
     for number in range(3):
         await store.put("a", Random(number).randbytes(300_000))
     state = (await js.stream_info(f"OBJ_{name}")).state
-    assert state.messages == 4  # three chunks and their description
+    assert state.messages == 4  # three chunks and their metadata
     assert (await store.get("a")).data == Random(2).randbytes(300_000)
     await js.delete_object_store(name)
 

@@ -1,4 +1,4 @@
-"""What users may publish and subscribe to: the plain model holds on both servers; answers may be given when asked."""
+"""Publish and subscribe permissions: the simple model holds on both servers; `allow_responses`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def subjects() -> list[str]:
 
 
 def literal_as_far_as_rules_go(pattern: str) -> bool:
-    """Wider subscriptions than an allowed pattern are decided differently (see the differences)."""
+    """Subscriptions wider than an allowed pattern are a deliberate difference."""
     return ">" not in pattern
 
 
@@ -115,7 +115,7 @@ def test_subscribe_permissions_match_the_model(user: User, name: str, queue: str
         for pattern, found in got.items():
             assert found == rules.delivered(pattern, queue) & set(subjects()), pattern
     else:
-        # Subscriptions of one group share, so only all of them together have to get it.
+        # Subscriptions of one group share messages, so only all of them together receive each one.
         wanted = (
             set().union(*(rules.delivered(pattern, queue) for pattern in accepted)) if accepted else set()
         )
@@ -143,7 +143,7 @@ def test_an_empty_allow_list_allows_nothing(user: User) -> None:
 
 class TestResponses:
     def ask(self, asker: Client, answerer: Client) -> str:
-        """Let somebody be asked; the reply subject it may use now."""
+        """Send a request to a user; return the reply subject that it may use now."""
         sid = answerer.subscribe("svc.x")
         answerer.flush()
         asker.publish("svc.x", b"?", reply=asker.inbox + ".1")

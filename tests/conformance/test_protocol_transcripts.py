@@ -1,4 +1,4 @@
-"""Replays the client protocol conversations of tests/wire against both servers, byte for byte."""
+"""Replays the client protocol transcripts of tests/wire against both servers, byte by byte."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETUPS = {
 
 @pytest.fixture(scope="module")
 def servers(kind: str) -> Iterator[Callable[[str], Server]]:
-    """The server of a letter, started when first asked for."""
+    """Return the server of a letter, started on first use."""
     started: dict[str, Server] = {}
 
     def server(letter: str) -> Server:
@@ -54,7 +54,7 @@ def test_each_protocol_transcript_matches(servers: Callable[[str], Server], talk
         wire.send(transcript.to_bytes(talk.sent))
         received = wire.frames(_frames_in(talk.expected))
         if received[-1:] != [EOF]:
-            wire.send(b"PING\r\n")  # nothing but the answer to this may follow
+            wire.send(b"PING\r\n")  # only the reply to this may follow
             received.append(wire.frame())
             expected.append("PONG")
     lines = [line for frame in received for line in _lines(frame)]
@@ -68,7 +68,7 @@ def _lines(frame: bytes) -> list[str]:
 
 
 def _frames_in(expected: list[str]) -> int:
-    """How many protocol frames the lines hold: a message's payload belongs to its control line."""
+    """Return how many protocol frames the lines contain: a payload belongs to its control line."""
     data = transcript.to_bytes([line for line in expected if line != transcript.END])
     count = 0
     while data:

@@ -1,6 +1,4 @@
-"""Publishing to a stream: acknowledgements, expectations, duplicates, roll-ups, and the order of the
-checks.
-"""
+"""Publishing to a stream: acks, expectations, duplicates, rollups, and the order of the checks."""
 
 from __future__ import annotations
 
@@ -178,7 +176,7 @@ def test_expectations_decide_races(server: Server, make_stream: Make, name: str)
 
 
 class TestOrderOfChecks:
-    """When several things are wrong the first in the documented order answers."""
+    """If several things are wrong, the first check in the documented order replies."""
 
     @pytest.mark.parametrize(
         ("headers", "code"),
@@ -274,7 +272,7 @@ class TestRollup:
     def test_a_wildcard_subject_rolls_up_what_it_matches(
         self, client: Client, make_stream: Make, name: str
     ) -> None:
-        """nats-py purges many keys of a bucket that way."""
+        """nats-py purges many keys of a bucket in this way."""
         make_stream(allow_rollup_hdrs=True)
         for subject in ("a.1", "a.2", "b", "a.1"):
             client.store(f"{name}.{subject}", "x")

@@ -1,4 +1,4 @@
-"""When a pull that does not wait ends although messages are left: the limit of unacknowledged ones is reached."""
+"""When a no-wait pull ends although messages are left: the limit of unacknowledged messages is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server on the pure core: the same conformance tests, in a server that declines the compiled core."""
+"""Runs the conformance tests on a server with the pure core."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-#: Publishing, delivery, acknowledgements, batches, expiry, sourcing, leafnodes: every module of the core takes part.
+#: Publishing, delivery, acks, batches, expiry, sourcing, leafnodes: every module of the core is used.
 FILES = [
     "test_core_nats.py",
     "test_publish.py",

@@ -1,6 +1,4 @@
-"""How much a stream keeps: limits and discard policies, age, interest, work queues; what survives a
-restart.
-"""
+"""What a stream keeps: limits and discard policies, age, interest, work queues; and after a restart."""
 
 from __future__ import annotations
 

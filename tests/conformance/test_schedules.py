@@ -1,4 +1,4 @@
-"""Message schedules: once, repeated and by the calendar, on both servers."""
+"""Message schedules: once, repeated and cron, on both servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FUTURE = "@at 2100-01-01T00:00:00Z"
 
 
 class Planner:
-    """Schedules in one stream: below `plan` they are kept, below `out` they fire."""
+    """Schedules in one stream: stored below `plan`, fired below `out`."""
 
     def __init__(self, client: Client, stream: str) -> None:
         self.client = client
@@ -36,8 +36,8 @@ class Planner:
         )
 
     def ended_before_its_time(self, end: Callable[[], object]) -> str:
-        """Plan something and end it before it is due; when it would have been."""
-        for lead_s in (1, 4, 12):  # longer where the machine needs longer
+        """Create a schedule and end it before it is due; return when it would have fired."""
+        for lead_s in (1, 4, 12):  # longer on a machine that needs longer
             due = datetime.now(UTC) + timedelta(seconds=lead_s)
             self.plan(f"@at {due.isoformat()}")
             end()
@@ -122,7 +122,7 @@ class TestOnce:
         soon = planner.ended_before_its_time(lambda: planner.client.store(f"{name}.plan.a", "plain"))
         planner.plan(f"@at {soon}", "plan.b", payload=b"other")
         assert planner.fired().payload == b"other"
-        time.sleep(0.6)  # the reference looks four times a second
+        time.sleep(0.6)  # nats-server checks four times a second
         assert planner.count("out") == 1
 
     def test_a_deleted_one_does_not_fire(self, planner: Planner, name: str) -> None:

@@ -1,7 +1,7 @@
-"""What was published as a weakness of NATS servers, and its relatives: none of it works here.
+"""Published vulnerabilities of NATS servers, and variants: none of them works here.
 
-Each test names its advisory. The reference is the release in which they are mended, so both servers pass; where it
-does less than ours the test is ours alone and the difference is listed.
+Each test names its advisory. nats-server 2.15.1 has them fixed, so both servers pass. Where Headrace does more, the
+test runs on Headrace only and the difference is listed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ User = Callable[..., Client]
 
 
 def resident(server: Server) -> int:
-    """The bytes of memory that the server's process has."""
+    """Return the bytes of resident memory of the server's process."""
     with open(f"/proc/{server.pid}/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -76,7 +76,7 @@ def alive(server: Server) -> None:
 
 
 def until_pong(wire: Wire) -> bytes:
-    """What comes up to the answer of a PING, or to the end."""
+    """Return everything up to the reply to a PING, or to the end."""
     heard = b""
     while not heard.endswith((b"PONG\r\n", EOF)):
         heard += wire.frame()
@@ -102,7 +102,7 @@ class TestBeforeAuthentication:
         ],
     )
     def test_a_websocket_frame_cannot_harm(self, server: Server, frame: bytes) -> None:
-        """CVE-2026-27889: the length of a frame, before anybody knows who sends it."""
+        """CVE-2026-27889: the length of a frame, before authentication."""
         with Raw(server).open() as raw:
             raw.socket.sendall(frame)
             raw.socket.settimeout(0.2)
@@ -128,7 +128,7 @@ class TestBeforeAuthentication:
         alive(server)
 
     def test_buffering_without_end(self, server: Server) -> None:
-        """NATS 2026-11: fragments of a message that never ends, of somebody who never says who they are."""
+        """NATS 2026-11: fragments of an endless message, before authentication."""
         before = resident(server)
         with Raw(server).open(Sec_WebSocket_Extensions=EXTENSION) as raw:
             noise = os.urandom(64 * 1024)
@@ -155,7 +155,7 @@ class TestBeforeAuthentication:
 
 
 class TestStrangers:
-    """NATS 2026-16: whoever comes as `no_auth_user` is bound by all that user's rules, from the first byte on."""
+    """NATS 2026-16: all rules of `no_auth_user` apply to clients without credentials, from the first byte on."""
 
     @pytest.mark.parametrize("connect", [b"", b'CONNECT {"verbose":false}\r\n'])
     def test_no_auth_user_keeps_its_permissions(self, server: Server, connect: bytes) -> None:
@@ -182,7 +182,7 @@ class TestStrangers:
 
 
 class TestQueues:
-    """NATS 2026-18: a queue group is no way around a denial."""
+    """NATS 2026-18: a queue group does not bypass a denial."""
 
     @pytest.mark.parametrize(
         ("subject", "queue"), [("secret", ""), ("secret", "any"), ("secret", "q"), ("team.b", "q")]
@@ -213,7 +213,7 @@ class TestQueues:
 
 class TestStreams:
     def test_a_restore_goes_where_it_was_allowed(self, user: User) -> None:
-        """CVE-2026-33222: a restore named in the subject, another one in the body."""
+        """CVE-2026-33222: a restore with one stream in the subject and another in the body."""
         everybody, one = user("all"), user("one")
         everybody.api("STREAM.CREATE.THEIRS", {"name": "THEIRS", "subjects": ["theirs"]})
         sid = one.subscribe("_INBOX.one.>")
@@ -230,7 +230,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("name", ["..", "a/b", "../x", "a\\b", "*", ">", "a b", "a.b", "x" * 300])
     def test_names_lead_nowhere(self, server: Server, user: User, name: str) -> None:
-        """A name is no path."""
+        """A name is not a path."""
         client = user("all")
         subject = "x" if any(c in name for c in " .*>") else name
         made = client.api(f"STREAM.CREATE.{subject}", {"name": name, "subjects": ["n.>"]})
@@ -249,7 +249,7 @@ class TestStreams:
         client.api("STREAM.DELETE.NAMES")
 
     def test_a_wildcard_is_no_way_to_an_endpoint(self, user: User) -> None:
-        """Published tokens are taken as they are: `*` names no stream and no endpoint."""
+        """Published tokens are literal: `*` names no stream and no endpoint."""
         everybody, one = user("all"), user("one")
         everybody.api("STREAM.CREATE.KEPT", {"name": "KEPT", "subjects": ["kept"]})
         one.errors.clear()
@@ -262,7 +262,7 @@ class TestStreams:
 
     @pytest.mark.ours_only("A reply subject below `$JS.API.` is rejected")
     def test_an_answer_is_no_request(self, user: User) -> None:
-        """A reply that is a request: the empty answer would delete a stream on behalf of whoever answers."""
+        """A reply that is a request: the empty reply would delete a stream on behalf of the service."""
         everybody, narrow = user("all"), user("narrow")
         everybody.api("STREAM.CREATE.VICTIM", {"name": "VICTIM", "subjects": ["victim"]})
         sid = everybody.subscribe("ask.me")
@@ -292,7 +292,7 @@ class TestStreams:
 
 class TestHeaders:
     def test_who_asks_cannot_be_made_up(self, user: User) -> None:
-        """CVE-2026-33223: the header by which a service knows who asks."""
+        """CVE-2026-33223: the header by which a service knows the requester."""
         a, b = user("all"), user("b")
         sid = a.subscribe("svc")
         a.flush()
@@ -336,7 +336,7 @@ class TestHeaders:
 
 class TestSecrets:
     def test_a_certificate_is_not_somebody_else(self, launch: Launch, tmp_path: Path) -> None:
-        """CVE-2026-33248: parts of a name in another order are the same name only if they are the same parts."""
+        """CVE-2026-33248: two names with their parts in another order are equal only if all parts are."""
         authority = Authority(tmp_path)
         config = f"""tls {{ cert_file: '{authority.cert}', key_file: '{authority.key}', ca_file: '{authority.ca}'
                           verify_and_map: true }}
@@ -381,7 +381,7 @@ class TestSecrets:
             assert secret not in text
 
     def test_how_long_a_refusal_takes_tells_nothing(self, launch: Launch) -> None:
-        """A token that is right in its first letters is refused no later than one that is wrong in all."""
+        """A token that is right in its first letters is rejected no later than one that is wrong in all."""
         token = "a" * 64
         server = launch(Setup(config=f"authorization {{ token: {token} }}", jetstream=False))
 
@@ -393,7 +393,7 @@ class TestSecrets:
                 assert wire.frames(2) == [VIOLATION, EOF]
                 return time.perf_counter() - start
 
-        # In turn, and the shortest of each: what else the machine does makes some longer, and none shorter.
+        # In turn, and the shortest of each: other load makes some longer and none shorter.
         pairs = [(lasts("a" * 63 + "b"), lasts("b" * 64)) for _ in range(25)]
         near, far = (min(times) for times in zip(*pairs, strict=True))
         assert abs(near - far) < 0.02

@@ -1,4 +1,4 @@
-"""What a server may keep altogether, whatever its accounts and streams may."""
+"""Storage limits of the server, for all accounts and streams together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Micro services through an unmodified nats-py: a convention over requests and queue groups."""
+"""Micro services through an unmodified nats-py: a convention on top of requests and queue groups."""
 
 from __future__ import annotations
 

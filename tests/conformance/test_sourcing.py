@@ -1,4 +1,7 @@
-"""Mirrors and sources within one server: what is stored, where it starts, what info shows (sourcing.md 1 to 5, 10, 11)."""
+"""Mirrors and sources within one server: what is stored, where it starts, what info shows.
+
+Sections 1 to 5, 10 and 11 of sourcing.md; the numbers of vectors are its own.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,16 @@ from headrace.jetstream_api.names import short_hash
 
 @pytest.fixture
 def three(copying: Copying) -> Copying:
-    """An origin O with three messages."""
+    """An upstream O with three messages."""
     copying.made("O")
     copying.put("O", "a", "b", "c")
     return copying
 
 
 def not_long_begun(shown: dict[str, Any]) -> dict[str, Any]:
-    """How copying fares right after it was asked for, without what it says when it did not begin yet: `lag` 0 and
-    `active` -1. The reference may have begun before it answers.
+    """Return info about a copy that was just requested, without fields that depend on whether it has started.
+
+    Before the start, `lag` is 0 and `active` -1; nats-server may have started before it replies.
     """
     assert (shown["lag"], shown["active"]) == (0, -1) or shown["active"] >= 0
     return {key: value for key, value in shown.items() if key not in ("lag", "active")}
@@ -34,7 +38,7 @@ def not_long_begun(shown: dict[str, Any]) -> dict[str, Any]:
 
 class TestMirror:
     def test_is_the_same_stream(self, three: Copying) -> None:
-        """1"""
+        """Vector 1."""
         info = three.made("M", mirror={"name": f"{three.name}O"})
         assert not_long_begun(info["mirror"]) == {"name": f"{three.name}O"}
         three.until("M", 3)
@@ -48,7 +52,7 @@ class TestMirror:
         assert "seq" not in shown
 
     def test_what_is_missing_counts_as_deleted(self, copying: Copying) -> None:
-        """3"""
+        """Vector 3."""
         copying.made("O")
         copying.put("O", *(str(n) for n in range(1, 11)))
         origin = f"{copying.name}O"
@@ -63,7 +67,7 @@ class TestMirror:
         assert copying.state("A") == (6, 1, 6, 0)
 
     def test_keeps_what_the_origin_loses(self, three: Copying) -> None:
-        """4"""
+        """Vector 4."""
         three.made("M", mirror={"name": f"{three.name}O"})
         three.until("M", 3)
         three.client.api(f"STREAM.PURGE.{three.name}O")
@@ -135,7 +139,7 @@ class TestMirror:
         assert {m.subject for m in three.all("M")} == {"two.x"}
 
     def test_a_source_adds_the_stream_source_header(self, copying: Copying) -> None:
-        """5"""
+        """Vector 5."""
         copying.made("O")
         origin = f"{copying.name}O"
         copying.put("O", "a", Nats_Expected_Stream=origin)
@@ -150,7 +154,7 @@ class TestMirror:
         ]
 
     def test_batches_lose_their_headers(self, copying: Copying) -> None:
-        """5"""
+        """Vector 5."""
         copying.made("O", allow_atomic=True)
         origin = f"{copying.name}O"
         copying.client.request(f"{origin}.x", b"1", {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"})
@@ -164,7 +168,7 @@ class TestMirror:
         assert all("Batch" not in m.header for m in copying.all("A"))
 
     def test_a_mirror_follows_ttls_only_if_it_allows_them(self, copying: Copying) -> None:
-        """6"""
+        """Vector 6."""
         copying.made("O", allow_msg_ttl=True)
         origin = f"{copying.name}O"
         copying.made("W", mirror={"name": origin}, allow_msg_ttl=True)
@@ -172,7 +176,7 @@ class TestMirror:
         copying.made("A", sources=[{"name": origin}])
         copying.put("O", "first")
         for tail in "WNA":
-            copying.until_last(tail, 1)  # they copy, so that the next one is there long before it ends
+            copying.until_last(tail, 1)  # they are copied, so that the next one exists long before it expires
         copying.put("O", "a", Nats_TTL="1s")
         for tail in "WNA":
             copying.until_last(tail, 2)
@@ -251,7 +255,7 @@ class TestMirror:
 
 class TestSource:
     def test_says_where_a_message_came_from(self, three: Copying) -> None:
-        """1"""
+        """Vector 1."""
         origin = f"{three.name}O"
         info = three.made("A", sources=[{"name": origin}])
         assert [not_long_begun(each) for each in info["sources"]] == [{"name": origin}]
@@ -342,7 +346,7 @@ class TestSource:
         assert copying.data("A") == ["a", "b"]
 
     def test_a_full_stream_waits_for_room(self, copying: Copying) -> None:
-        """17"""
+        """Vector 17."""
         copying.made("O")
         copying.put("O", *(str(n) for n in range(1, 13)))
         copying.made("A", sources=[{"name": f"{copying.name}O"}], discard="new", max_msgs=5)
@@ -366,7 +370,7 @@ class TestSource:
         assert three.data("B") == ["b", "c"]
 
     def test_sources_may_be_added_removed_and_added_again(self, three: Copying) -> None:
-        """Unchanged entries go on, removed ones stop, and an entry that comes back goes on where it was."""
+        """Unchanged entries continue, removed ones stop, and an entry that is added again continues where it was."""
         three.made("P")
         o, p = {"name": f"{three.name}O"}, {"name": f"{three.name}P"}
         three.made("A", sources=[o])
@@ -417,7 +421,7 @@ class TestSource:
         assert answer["error"]["description"] == "detected cycle"
 
     def test_two_that_exchange_what_is_their_own(self, copying: Copying) -> None:
-        """13"""
+        """Vector 13."""
         first, second = f"{copying.name}A", f"{copying.name}B"
         copying.made("B")
         from_second = {"name": second, "filter_subject": f"{second}.>"}
@@ -431,7 +435,7 @@ class TestSource:
         assert copying.state("A")[0] == copying.state("B")[0] == 2
 
     def test_an_origin_that_was_made_anew(self, three: Copying) -> None:
-        """14"""
+        """Vector 14."""
         three.made("A", sources=[{"name": f"{three.name}O"}])
         three.until("A", 3)
         three.delete("O")
@@ -442,7 +446,7 @@ class TestSource:
         assert three.info("A")["sources"][0]["seq"] == 1
 
     def test_a_missing_origin_is_told(self, copying: Copying) -> None:
-        """12"""
+        """Vector 12."""
         copying.made("A", sources=[{"name": f"{copying.name}O"}])
         shown = eventually(lambda: copying.info("A")["sources"][0].get("error"))
         assert shown == {"code": 404, "err_code": 10059, "description": "stream not found"}
@@ -451,7 +455,7 @@ class TestSource:
 class TestWorkQueueOrigin:
     @pytest.mark.parametrize("retention", ["workqueue", "interest"])
     def test_the_consumer_becomes_durable(self, copying: Copying, retention: str) -> None:
-        """7"""
+        """Vector 7."""
         copying.made("W", retention=retention)
         origin = f"{copying.name}W"
         if retention == "workqueue":
@@ -487,7 +491,7 @@ class TestRestart:
     def test_goes_on_where_it_was(
         self, name: str, launch: Launch, connect: Callable[..., Client], crash: bool
     ) -> None:
-        """16"""
+        """Vector 16."""
         running = launch(Setup())
         streams = Copying(connect(running), name)
         streams.made("O")

@@ -1,4 +1,4 @@
-"""The examples in docs/reference/mirrors-and-sources.md run: programs on both servers, configurations on ours."""
+"""The examples in docs/reference/mirrors-and-sources.md run: programs on both servers, configurations on Headrace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_streams_of_the_sourcing_docs_are_accepted(server: Server) -> None:
 
 
 def test_the_configurations_of_the_sourcing_docs_are_accepted() -> None:
-    """They stand side by side on the page."""
+    """They are next to each other on the page."""
     (block,) = [each for each in blocks("") if each.startswith("# the hub")]
     lines = block.splitlines()
     column = lines[0].index("# the edge")

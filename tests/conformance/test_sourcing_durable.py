@@ -1,4 +1,7 @@
-"""Mirrors and sources that read with a durable consumer: made by the user or by the server (seed 2, sourcing.md 8, 9)."""
+"""Mirrors and sources with a durable consumer, managed by the user or by the server (sourcing.md 8, 9).
+
+The numbers of vectors are those of sourcing.md.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from conformance.sourcing import Copying
 
 
 def entry(copying: Copying, tail: str = "O", **consumer: Any) -> dict[str, Any]:
-    """A source or mirror that uses the consumer D, which delivers to D.<name>."""
+    """Return a source or mirror that uses the consumer D, which delivers to D.<name>."""
     deliver = {} if consumer.get("server_managed") else {"deliver_subject": f"D.{copying.name}"}
     return {"name": f"{copying.name}{tail}", "consumer": {"name": "D", **deliver, **consumer}}
 
@@ -104,7 +107,7 @@ class TestUserManaged:
             idle_heartbeat=0,
         )
         copying.made("A", sources=[entry(copying)])
-        # The reference listens only when its request met silence, and misses what comes at that moment.
+        # nats-server subscribes only when its request got no reply, and misses what arrives at that moment.
         bound = f"CONSUMER.INFO.{copying.name}LISTENING.L"
         eventually(lambda: copying.client.api(bound).get("push_bound"))
         time.sleep(0.2)
@@ -140,7 +143,7 @@ class TestUserManaged:
 
     @pytest.mark.parametrize("mirror", [False, True], ids=["source", "mirror"])
     def test_a_user_resets_it_backward(self, copying: Copying, mirror: bool) -> None:
-        """15"""
+        """Vector 15."""
         copying.made("O")
         user_made(copying)
         copying.put("O", *(f"m{n}" for n in range(1, 11)))
@@ -153,12 +156,12 @@ class TestUserManaged:
         assert copying.data("A") == [f"m{n}" for n in range(1, 13)]
 
     def test_a_user_resets_a_mirror_forward(self, copying: Copying) -> None:
-        """15"""
+        """Vector 15."""
         self.forward(copying, mirror=entry(copying))
         assert copying.state("A") == (15, 1, 20, 5)
 
     def test_a_user_resets_a_source_forward(self, copying: Copying) -> None:
-        """15"""
+        """Vector 15."""
         self.forward(copying, sources=[entry(copying)])
 
     def forward(self, copying: Copying, **config: Any) -> None:
@@ -250,7 +253,7 @@ class TestServerManaged:
     def test_switching_the_kind_of_consumer_loses_and_doubles_nothing(
         self, copying: Copying, mirror: bool
     ) -> None:
-        """Ephemeral, server-managed, user-managed and back: nothing twice, nothing lost."""
+        """Ephemeral, server-managed, user-managed and back: nothing is copied twice, nothing is lost."""
         copying.made("O")
         plain = {"name": f"{copying.name}O"}
         ways = [plain, entry(copying, server_managed=True), entry(copying, name="U"), plain]
@@ -283,7 +286,7 @@ class TestServerManaged:
 
 
 def test_a_window_is_acknowledged_by_heartbeat(copying: Copying) -> None:
-    """8: what is pending is acknowledged about a second after it was delivered, without more messages."""
+    """Vector 8: pending messages are acknowledged about a second after their delivery, without more messages."""
     copying.made("O", retention="workqueue")
     user_made(copying)
     copying.made("A", sources=[entry(copying)])

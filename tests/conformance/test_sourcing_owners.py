@@ -1,4 +1,4 @@
-"""A durable consumer at an origin is read by one copy: a second one would take messages from the first."""
+"""Only one copy uses a durable consumer: a second one would take messages from the first."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestSameAccount:
 
     @pytest.mark.ours_only("Only one copy reads through a durable consumer")
     def test_a_consumer_of_the_user_has_one_reader(self, copying: Copying) -> None:
-        """As in nats-server the stream is made; unlike there it waits, and says for whom."""
+        """As in nats-server the stream is created; unlike there it waits, and reports the owner."""
         copying.made("O", retention="workqueue")
         copying.consumer("O", "D", deliver_subject=f"D.{copying.name}")
         copying.made("A", sources=[entry(copying, by_user(copying))])
@@ -119,7 +119,7 @@ class TestSameAccount:
 
 @pytest.mark.parametrize("hub_kind", [OURS, REFERENCE])
 def test_two_leafnodes_that_name_one_consumer(hub_kind: str, name: str) -> None:
-    """Neither knows the other: the consumer tells whose it is."""
+    """Neither server knows the other: the consumer's metadata names the owner."""
     port = free_port()
     external = {"api": f"$JS.{HUB}.API", "deliver": ""}
     with joined(hub_kind, OURS, leaf_port=port) as pair:

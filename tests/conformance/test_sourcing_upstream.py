@@ -1,4 +1,7 @@
-"""The conversation with an origin, which the test plays: requests, gaps, flow control, retries (sourcing.md 5 to 7)."""
+"""The exchange with an upstream, scripted by the test: requests, gaps, flow control, retries (sourcing.md 5 to 7).
+
+The numbers of vectors are those of sourcing.md.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def begun(copying: Copying, origin: PlayedOrigin, *, mirror: bool = False, **mor
 
 
 def again_and_again(say: Callable[[], None], answer: Callable[[], Message]) -> Message:
-    """Say something until it is answered: who copies hears nothing before it has taken up what the origin accepted."""
+    """Send until there is a reply: a copy receives nothing before it has processed the upstream's response."""
     for _ in range(15):
         say()
         try:
@@ -100,7 +103,7 @@ class TestRequest:
         assert request.subject == f"{origin.api}.CONSUMER.CREATE.O"
 
     def test_older_origins_are_asked_with_less(self, copying: Copying, origin: PlayedOrigin) -> None:
-        """13"""
+        """Vector 13."""
         request = begun(copying, origin)
         name = request.json["config"]["name"]
         origin.refuse(request, 412, 10185)
@@ -123,7 +126,7 @@ class TestRequest:
 
 class TestTrouble:
     def test_an_error_is_shown_and_tried_again_later(self, copying: Copying, origin: PlayedOrigin) -> None:
-        """12"""
+        """Vector 12."""
         request = begun(copying, origin)
         started = time.monotonic()
         origin.refuse(request, 404, 10059)
@@ -145,7 +148,7 @@ class TestTrouble:
         assert answer.payload == b""
 
     def test_a_heartbeat_that_knows_more(self, copying: Copying, origin: PlayedOrigin) -> None:
-        """11"""
+        """Vector 11."""
         origin.accept(begun(copying, origin), seq=3)
 
         def beat() -> None:
@@ -156,7 +159,7 @@ class TestTrouble:
         assert (config["deliver_policy"], config["opt_start_seq"]) == ("by_start_sequence", 4)
 
     def test_an_origin_of_another_identity(self, copying: Copying, origin: PlayedOrigin) -> None:
-        """14"""
+        """Vector 14."""
         origin.accept(begun(copying, origin), seq=2, Nats_Stream_Identity="first")
         request = again_and_again(lambda: origin.heartbeat(9, 9), lambda: origin.request(0.5))
         assert request.headers["Nats-Stream-Identity"] == "first"

@@ -1,4 +1,4 @@
-"""What a stream may be: defaults, refusals on create, what an update may change, pedantic mode."""
+"""Stream configurations: defaults, errors on create, what an update may change, pedantic mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a stream one by one or in heaps: get, delete, purge."""
+"""Messages of a stream: get, delete, purge."""
 
 from __future__ import annotations
 

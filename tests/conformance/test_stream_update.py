@@ -1,4 +1,4 @@
-"""Updating a stream: what may change, what may not, and what follows at once."""
+"""Updating a stream: what may change, what may not, and what takes effect at once."""
 
 from __future__ import annotations
 

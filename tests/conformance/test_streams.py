@@ -1,4 +1,4 @@
-"""Streams as a whole: info, names, lists and pages, deletion, account figures, the API's manners."""
+"""Streams: info, names, lists and pages, deletion, account figures, general rules of the API."""
 
 from __future__ import annotations
 
@@ -329,5 +329,5 @@ class TestManners:
             error_code(client.api(operation.format(name), {"peer": "x"} if "PEER" in operation else None))
             == 10010
         )
-        level = {"Nats-Required-Api-Level": "99"}  # of no account where there is nothing to ask for
+        level = {"Nats-Required-Api-Level": "99"}  # no account if there is nothing to request
         assert error_code(client.request(API + operation.format(name), b"", level).json) == 10010

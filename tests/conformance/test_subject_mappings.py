@@ -1,4 +1,4 @@
-"""Subject mappings: what clients publish on one subject goes out on another."""
+"""Subject mappings: messages published on one subject are routed on another."""
 
 from __future__ import annotations
 

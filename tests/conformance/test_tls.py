@@ -1,4 +1,4 @@
-"""TLS: users by certificate, handshake first, TLS for those who want it."""
+"""TLS: users by certificate, handshake first, optional TLS."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mapping(kind: str, authority: Authority) -> Iterator[Server]:
 
 
 def enter(server: Server, context: ssl.SSLContext, **fields: str) -> tuple[bytes, str]:
-    """The first frame after CONNECT, and whom the server takes the client for."""
+    """Return the first frame after CONNECT, and the user that the server assigns."""
     with Wire(server.port) as wire:
         wire.start_tls(context)
         connect = {"verbose": False, "protocol": 1, **fields}
@@ -133,7 +133,7 @@ class TestUsersByCertificate:
         assert enter(mapping, context, user="known", **{"pass": "secret"})[0] == VIOLATION
 
     def test_a_name_is_not_enough(self, launch: Launch, authority: Authority) -> None:
-        """Without the mapping a user without a password does not come in by name."""
+        """Without the mapping, a user without a password is not accepted by name."""
         server = launch(
             Setup(
                 config=tls(authority, "verify: true") + "\n" + USERS.replace("{user: known", "{user: known2")
@@ -157,7 +157,7 @@ def test_a_user_without_a_password(launch: Launch) -> None:
 
 
 class Silent:
-    """A socket that waits for nothing."""
+    """A socket that does not wait."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -195,7 +195,7 @@ class TestHandshakeFirst:
             wire.expect(b"PONG\r\n")
 
     def begins(self, server: Server, authority: Authority) -> bool:
-        """Whether one who begins by itself gets INFO in secret; not if the server grew tired of waiting before."""
+        """Return whether a client that starts TLS gets INFO over TLS; not if the server's timeout passed before."""
         context = authority.context()
         try:
             with (

@@ -1,4 +1,4 @@
-"""Our subject transforms give the subjects that the reference stores."""
+"""Our subject transforms give the subjects that nats-server stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reference() -> Iterator[Client]:
 
 @pytest.mark.parametrize("dest", DESTS)
 def test_a_transform_gives_the_stored_subject(reference: Client, dest: str, name: str) -> None:
-    """Each case has a stream of its own: the reference may find messages of a stream it has just deleted."""
+    """Each case has its own stream: nats-server may find messages of a stream that was just deleted."""
     transform = compile_transform(f"{name}.*.*", dest)
     mapping = {"src": f"{name}.*.*", "dest": dest}
     config = {"name": name, "subjects": [f"{name}.>"], "subject_transform": mapping}

@@ -1,4 +1,4 @@
-"""Subjects rewritten on the way in, and copies published on the way out."""
+"""Subjects that are transformed when stored, and republished copies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_partitions_are_stable(client: Client, make_stream: Make, name: str, tok
 
 
 def _fnv1a(data: bytes) -> int:
-    """32-bit FNV-1a, which decides the partition; other systems compute it too."""
+    """Return the 32-bit FNV-1a hash, which decides the partition; other systems compute it too."""
     value = 0x811C9DC5
     for byte in data:
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF

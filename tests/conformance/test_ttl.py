@@ -1,6 +1,6 @@
-"""Per-message TTL and subject delete markers: every row of the tables in the specification, on both servers.
+"""Per-message TTL and delete markers: every row of the tables in the specification, on both servers.
 
-What needs real seconds is done for many streams at once; `sim/test_ttl.py` has the same rules in virtual time.
+Tests that need real seconds use many streams at once; `sim/test_ttl.py` has the same rules in virtual time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ REFUSED += [
 
 
 def publish(client: Client, subject: str, *lines: str, payload: str = "x") -> dict[str, Any]:
-    """A publish whose header lines are sent exactly as given."""
+    """Publish with header lines exactly as given."""
     block = ("NATS/1.0\r\n" + "".join(line + "\r\n" for line in lines) + "\r\n").encode()
     body = payload.encode()
     sid = client.subscribe(inbox := f"_T.{time.monotonic_ns()}")
@@ -89,7 +89,7 @@ def state(client: Client, name: str) -> dict[str, Any]:
 
 
 def stored(client: Client, name: str, subject: str) -> bytes:
-    """The header block of a subject's last message, without what direct get adds."""
+    """Return the header block of a subject's last message, without what direct get adds."""
     header = client.request(f"$JS.API.DIRECT.GET.{name}.{subject}").header
     return header.partition(b"Nats-Stream:")[0]
 
@@ -161,7 +161,7 @@ class TestHeader:
 
 
 class TestFloor:
-    """With markers and more than one message a subject no TTL is shorter than a marker's."""
+    """With markers and more than one message per subject, no TTL is shorter than a marker's."""
 
     def test_a_short_ttl_is_raised_to_the_marker_ttl(
         self, client: Client, make_stream: Make, name: str
@@ -282,7 +282,7 @@ def wait_for(check: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 @pytest.mark.slow
 class TestRealTime:
-    """The one test in real seconds: what goes, when, and what is left in its place."""
+    """The only test in real seconds: what expires, when, and what replaces it."""
 
     def test_expiry_and_markers(self, client: Client, server: Server, name: str) -> None:
         def make(letter: str, **fields: Any) -> str:
@@ -307,7 +307,7 @@ class TestRealTime:
             publish(client, f"{stream}.purge", "Nats-TTL: 1", "KV-Operation: PURGE")
             publish(client, f"{stream}.del", "Nats-TTL: 1", "KV-Operation: DEL")
         for _ in range(3):
-            client.ask(f"{several}.a")  # at once, so that all are there before the first one ends
+            client.ask(f"{several}.a")  # at the same time, so that all exist before the first one expires
 
         wait_for(lambda: state(client, marked)["last_seq"] == 5)
         assert set(state(client, marked)["subjects"]) == {f"{marked}.a", f"{marked}.del"}
@@ -350,7 +350,7 @@ class TestRealTime:
             time.sleep(0.05)
         fresh_server.start()
         with Client(fresh_server.port) as client:
-            if fresh_server.is_ours:  # the reference serves overdue messages for a moment
+            if fresh_server.is_ours:  # nats-server serves overdue messages for a moment
                 assert set(state(client, "A")["subjects"]) == {"A.b"}
             wait_for(lambda: set(state(client, "A")["subjects"]) == {"A.b"})
             wait_for(lambda: state(client, "K")["last_seq"] == 3)

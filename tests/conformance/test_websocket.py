@@ -56,7 +56,7 @@ def read_until(client: ClientConnection, end: bytes) -> bytes:
 
 
 class Raw:
-    """A socket that speaks HTTP and frames byte by byte."""
+    """A socket that sends HTTP and frames byte by byte."""
 
     def __init__(self, server: Server) -> None:
         parts = urlsplit(server.websocket_url)
@@ -70,7 +70,7 @@ class Raw:
         self.socket.close()
 
     def ask(self, method: str = "GET", path: str = "/", /, **headers: str | None) -> str:
-        """Send a request; the status line of the answer."""
+        """Send a request; return the status line of the response."""
         lines = {
             "Host": "localhost",
             "Upgrade": "websocket",
@@ -142,7 +142,7 @@ class Raw:
         return heard
 
     def expect_end(self, *statuses: int) -> None:
-        """The server closes the connection; if it says why, with one of these. The reference does not always."""
+        """Check that the server closes the connection, with one of these statuses or (nats-server) with none."""
         said: list[int] = []
         try:
             while True:
@@ -153,7 +153,7 @@ class Raw:
         assert said in ([], *([status] for status in statuses))
 
     def expect_close(self) -> tuple[int, str]:
-        """The status and reason of the closing frame, after which nothing comes."""
+        """Return status and reason of the close frame, after which nothing arrives."""
         while True:
             first, payload = self.frame()
             if first == 0x88:
@@ -528,7 +528,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def pages(node: str) -> Iterator[str]:
-    """The folder with the page and the packages, over HTTP."""
+    """Serve the folder with the page and the packages over HTTP."""
     handler = functools.partial(_Quiet, directory=os.fspath(FOLDER))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
         thread = threading.Thread(target=web.serve_forever, daemon=True)

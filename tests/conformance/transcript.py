@@ -1,7 +1,7 @@
-"""Reads and compares the conversations in tests/wire/*.txt; tests/wire/README.md explains their notation.
+"""Reads and compares the transcripts in tests/wire/*.txt; tests/wire/README.md explains their notation.
 
 Owns the notation only: which bytes a line stands for, what a placeholder accepts, how a difference is shown.
-Replaying is done by unit/_native/test_parser.py and test_api_vectors.py.
+unit/_native/test_parser.py and test_api_vectors.py replay them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
 
 @dataclass
 class Conversation:
-    """One exchange: what is sent, and what has to come back."""
+    """One exchange: what is sent, and what must be received."""
 
     number: str
     server: str
@@ -62,7 +62,7 @@ def load(file: str) -> list[Conversation]:
 
 
 def to_bytes(lines: list[str]) -> bytes:
-    """The bytes that lines stand for."""
+    """Return the bytes that lines stand for."""
     return b"".join(_line_bytes(line) for line in lines)
 
 
@@ -76,7 +76,7 @@ def _line_bytes(line: str) -> bytes:
 
 
 def to_lines(data: bytes) -> list[str]:
-    """Received bytes in the notation of the files."""
+    """Return received bytes in the notation of the files."""
     lines = data.decode(errors="backslashreplace").split("\r\n")
     if lines[-1] == "":
         lines.pop()
@@ -84,14 +84,14 @@ def to_lines(data: bytes) -> list[str]:
 
 
 def differences(expected: list[str], received: list[str]) -> str:
-    """Empty when each received line is what was expected; else a diff in which accepted lines are equal."""
+    """Return a diff in which accepted lines are equal; empty if everything was expected."""
     shown = [e if matches(e, r) else r for e, r in zip(expected, received, strict=False)]
     shown += received[len(shown) :]
     return "\n".join(difflib.unified_diff(expected, shown, "expected", "received", lineterm="", n=20))
 
 
 def matches(expected: str, received: str) -> bool:
-    """Whether a text is what is expected; JSON objects are compared as values, the rest byte by byte."""
+    """Return whether a text is as expected; JSON objects are compared as values, the rest byte by byte."""
     if expected == received:
         return True
     if expected.startswith("{"):
@@ -108,7 +108,7 @@ def _pattern(expected: str) -> str:
 
 
 def json_text(expected: str, received: str) -> str:
-    """JSON, pretty-printed; each accepted placeholder is replaced by what was received."""
+    """Return pretty-printed JSON in which each accepted placeholder is replaced by the received value."""
     try:
         got = json.loads(received)
     except ValueError:
@@ -121,7 +121,7 @@ def json_text(expected: str, received: str) -> str:
 
 
 def _quoted(expected: str) -> str:
-    """Placeholders that stand for numbers or whole values, as JSON strings."""
+    """Quote placeholders that stand for numbers or whole values, so that the text is JSON."""
     text = expected.replace("{…}", '"‹…›"').replace(",…}", ',"‹more›":true}')
     return re.sub(r"(?<=[:\[,])(‹[^›]*›)(?=[,}\]])", r'"\1"', text)
 

@@ -36,7 +36,7 @@ class Rotten(NamedTuple):
 
 @cache
 def build(kind: str = "closed") -> Rotten:
-    """About 64 KiB: two streams with segments, tails, removals and facts.
+    """Build a store of about 64 KiB: two streams with segments, tails, removals and metadata.
 
     "idle" ends without a shutdown, "killed" without an idle mark too; the blocks of "compressed" are compressed.
     """

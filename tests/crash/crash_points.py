@@ -32,13 +32,13 @@ from .store_sizes import TINY
 from .workloads import SCRIPTED, prepare, spell
 
 DROP = OUTCOMES_BY_NAME["drop"]
-#: Not a power loss: the process ends, and its pages stay in the cache until the power fails after recovery.
+#: A kill, not a power loss: the pages stay in the cache until the power fails after recovery.
 KILL = "kill"
-#: The same in the middle of a write, which then is in the cache up to any byte.
+#: The same in the middle of a write, of which any prefix is in the cache.
 KILL_IN_WRITE = "kill in a write"
 
 
-#: How many operations of a recovery are chosen for a crash, beside its end.
+#: How many operations of a recovery are chosen for a crash, besides its end.
 NESTED = 4
 
 

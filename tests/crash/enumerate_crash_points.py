@@ -35,7 +35,7 @@ def stories(start: int) -> Iterator[str]:
 
 
 def calm() -> None:
-    """Stores are full of cycles; collecting them a little later makes a worker a tenth faster."""
+    """Collect garbage less often: stores have many cycles, and later collections make a worker a tenth faster."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 

@@ -25,12 +25,13 @@ from .crash_points import KILL, Point, Trace, demand_sound
 from .store_sizes import KIB, TINY
 from .workloads import SCRIPTED, Workload, prepare, spell, words
 
-#: Bytes kept free beyond what is waiting to be written: plenty; just a journal file and a checkpoint; and none, so that
-#: the disk is filled to the last byte. Then notes can use up the journal, and a purge waits until there is space.
+#: Bytes kept free beyond what is waiting to be written: plenty; just a journal file and a checkpoint; and none, so
+#: that the disk is filled to the last byte. Then metadata can use up the journal, and a purge waits until there is
+#: space.
 HEADROOMS = (64 * KIB, 24 * KIB, 0)
-#: How full the disk gets, in parts of what the workload uses at most on a large one.
+#: How full the disk gets, as a fraction of what the workload uses at most on a large one.
 LEVELS = (0.35, 0.5, 0.65, 0.8, 0.9, 1.0)
-#: Of the points of a workload, a campaign takes each so many-th.
+#: A campaign checks every n-th point of a workload.
 STRIDE = 7
 #: Recoveries killed in a row.
 KILLS = 5
@@ -86,7 +87,7 @@ def largest(story: Workload, seed: str, options: StoreOptions) -> tuple[int, int
 
 
 def grow(driver: StoreDriver, rng: Random) -> None:
-    """Publishes to full, with removals, deletions and large messages on the way."""
+    """Publish until the disk is full, with removals, deletions and large messages in between."""
     for name in "ABC":
         driver.create(name)
     for number in range(60):
@@ -103,7 +104,7 @@ def grow(driver: StoreDriver, rng: Random) -> None:
 
 
 def acknowledge(driver: StoreDriver, rng: Random) -> None:
-    """Fills the disk, then writes only metadata, as acks do."""
+    """Fill the disk, then write only metadata, as acks do."""
     driver.create("A")
     for _ in range(30):
         driver.append("A", b"a", rng.choice((300, 900)))
@@ -118,7 +119,7 @@ STORIES: dict[str, Workload] = {**SCRIPTED, "grow": grow, "acknowledge": acknowl
 
 
 def run_word(word: str, driver: StoreDriver, rng: Random) -> None:
-    """A small workload, after what all of them find."""
+    """Run a small workload on the disk that `prepare` left."""
     prepare(driver)
     spell(driver, word)
 
@@ -184,7 +185,7 @@ class FullChecker:
         self.tally = Filled()
 
     def run(self, stride: int = 1, offset: int = 0) -> Filled:
-        """Each `stride`-th point, killed and with one kind of power loss, with the limit and with no free byte."""
+        """Check each `stride`-th point after a kill and one kind of power loss, with the limit and with no free byte."""
         started = time.process_time()
         for number in range(offset, len(self.trace.points), stride):
             outcome = OUTCOMES[number // stride % len(OUTCOMES)].name
@@ -323,7 +324,7 @@ class FullChecker:
 
 
 def campaign(seconds: int, start: int) -> int:
-    """Workload after workload at every level and headroom, for some seconds of CPU; prints a line for each."""
+    """Run workload after workload at every level and headroom, for some seconds of CPU time; print a line for each."""
     total, failures = Filled(), 0
     spelled = words()
     for seed in count(start):

@@ -39,21 +39,21 @@ def without(ops: list[Op], *kinds: str, path: str = "") -> list[Op]:
 
 
 def points(*labels: str) -> Iterator[int]:
-    """Crashes at every operation of some workloads."""
+    """Crash at every operation of some workloads."""
     for label in labels:
         checker = Checker(trace_of(label))
         yield from (checker.run(1, 0).total for _ in range(1))
 
 
 def all_points() -> Iterator[int]:
-    """Crashes of every kind, small workloads first."""
+    """Crash in every way, small workloads first."""
     for word in list(words(2))[::3]:
         yield Checker(trace_of(f"small/{word}")).run().total
     yield from points("checkpoint/0", "rotate/1", "compact/0", "lifetimes/0", "everything/1", "everything/2")
 
 
 def faults() -> Iterator[int]:
-    """Failing syncs that lose what they should have written."""
+    """Make syncs fail and lose what they should have written."""
     for word in ("abc", "cac", "alr"):
         for lost in ("cached", "gone"):
             for number in range(1, calls(word, ("sync",)) + 1):
@@ -64,7 +64,7 @@ def faults() -> Iterator[int]:
 
 
 def rot() -> Iterator[int]:
-    """Flipped bits in every file, then files swapped."""
+    """Flip bits in every file, then swap files."""
     for kind in ("idle", "closed", "killed"):
         rotten = build(kind)
         for path, content in rotten.files.items():
@@ -104,7 +104,7 @@ def witness_before_sync(patch: Patch) -> None:
 
 
 def witness_not_heard(patch: Patch) -> None:
-    """A bad frame at the end counts as a torn tail although the sync marker says that it was synced."""
+    """Treat a bad frame at the end as a torn tail, although the sync marker says that it was synced."""
     patch(scanned_journal, "read_latest", lambda old: lambda *a: None)
 
 
@@ -132,7 +132,7 @@ def _head(segment: Any, block: Any, seal: Any) -> bytes:
 
 
 def _unverified(data: Any, at: int, seed: int, offset: int) -> format.BlockHeader | None:
-    """What a block says of itself, without a look at its checksum."""
+    """Read the header of a block without verifying its checksum."""
     if at + format.BLOCK_HEADER_BYTES > len(data):
         return None
     magic, length, place, first_seq, records, _ = format._BLOCK.unpack_from(data, at)
@@ -224,12 +224,12 @@ def retried_sync(patch: Patch) -> None:
 
 
 def error_ignored(patch: Patch) -> None:
-    """A failed sync in the background is no reason to stop."""
+    """Continue after a failed sync in the background."""
     patch(Store, "fail", lambda old: lambda self, error: None)
 
 
 def unlinked_too_early(patch: Patch) -> None:
-    """What is dropped goes at once, though a checkpoint still names it."""
+    """Delete dropped files at once, although a checkpoint still names them."""
 
     def add(self: Any, path: str) -> None:
         disk = self._store.disk
@@ -240,17 +240,17 @@ def unlinked_too_early(patch: Patch) -> None:
 
 
 def bitmap_of_another_generation(patch: Patch) -> None:
-    """Live bits once packed are used for ever."""
+    """Reuse packed live bits forever."""
     patch(segments.Segment, "live_bits", lambda old: lambda self: self.cached_live_bits or old(self))
 
 
 def predecessor_ignored(patch: Patch) -> None:
-    """A missing frame before a good one is not noticed."""
+    """Do not notice a missing frame before a good one."""
     patch(replay.Replay, "apply", lambda old: lambda self, number, body, missing: old(self, number, body, 0))
 
 
 def serving_before_synced(patch: Patch) -> None:
-    """Recovery writes its checkpoint, but does not wait for the disk."""
+    """Write the checkpoint of recovery, but do not wait for the disk."""
 
     def mutate(old: Any) -> Any:
         def run_now(self: Any) -> None:
@@ -353,7 +353,7 @@ def watermarks_left_out(patch: Patch) -> None:
 
 
 def deleted_at_once(patch: Patch) -> None:
-    """The files of a deleted stream go before the deletion is durable."""
+    """Delete the files of a deleted stream before the deletion is durable."""
 
     def add_folder(self: Any, folder: str, ended: int) -> None:
         disk = self._store.disk
@@ -384,12 +384,12 @@ def dead_again_alive(patch: Patch) -> None:
 
 
 def stale_columns_trusted(patch: Patch) -> None:
-    """A cache is believed without its checksum."""
+    """Trust a cache without its checksum."""
     patch(column_file, "crc32", lambda old: lambda data, start=0: 0)
 
 
 def ids_of_another_generation(patch: Patch) -> None:
-    """Subjects get other ids, and columns with the old ones pass for new."""
+    """Give subjects new ids, and accept columns with the old ones."""
     patch(file_log.FileLog, "drop_dead_subjects", lambda real: StreamLog.drop_dead_subjects)
 
 

@@ -132,7 +132,7 @@ class Load:
             self.posted.popleft()()
 
     def take(self) -> None:
-        """Pin what is admitted now; the pin may be announced once that is durable."""
+        """Pin what is accepted now; the pin may be announced once that is durable."""
         made = create_pin(self.store, self.log, lease_s=3600, now_ns=time.time_ns())
         truth = f"{made.id} {self.log.last_seq} {len(self.tally.live)} {self.tally.digest % 2**64}\n"
         self.out[made.id] = made
@@ -174,7 +174,7 @@ class Load:
 
 
 def load(root: Path, seconds: float, seed: int) -> Tally:
-    """Write and read for that long; the tally lists what was wrong."""
+    """Write and read for this long; the tally lists what was wrong."""
     running = Load(root, seed)
     try:
         return running.run(seconds)

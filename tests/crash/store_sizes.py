@@ -20,7 +20,7 @@ TINY = StoreOptions(
     subjects_min=3,
 )
 
-#: For real files: as eager to turn over, but not at every message.
+#: For real files: small too, but not replaced at every message.
 SMALL = StoreOptions(
     journal_bytes=1024 * KIB,
     block_bytes=8 * KIB,

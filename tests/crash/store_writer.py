@@ -23,7 +23,7 @@ class WallClock:
 
 
 def payload_of(name: str, seq: int) -> bytes:
-    """What message `seq` of a stream holds, so that the parent can check it."""
+    """Return the payload of message `seq` of a stream, so that the parent can check it."""
     rng = Random(f"{name}/{seq}")
     size = 40_000 if seq % 97 == 0 else rng.randrange(400)
     return rng.randbytes(size)
@@ -50,11 +50,11 @@ class CommitPrinter:
             os.write(1, "".join(self.sealed.pop(number)).encode())
 
     def on_full(self) -> None:
-        """Nothing to do: it goes on when there is space."""
+        """Do nothing: writing continues when there is space."""
 
 
 def write_ticks(store: Store, posted: deque[Callable[[], None]]) -> None:
-    """Ticks without end: appends, front trims, and a line for each stream once a frame is durable."""
+    """Run ticks without end: appends, trims at the front, and a line for each stream once a frame is durable."""
     rng = Random(os.getpid())
     printer = CommitPrinter()
     store.set_observer(printer)

@@ -92,7 +92,7 @@ CONFIGS = (
     {"allow_msg_ttl": True, "max_age": 3 * SECOND},
     {"allow_atomic": True},
 )
-#: Only A gets message ids: its window outlasts every story, so what is noted is what is remembered.
+#: Only A gets message ids: its window is longer than every workload, so that all stored ids are in memory too.
 CONFIGS_OF_A = tuple(config for config in CONFIGS if "max_age" not in config)
 
 
@@ -152,7 +152,7 @@ def _remove(broker: SimBroker, rng: Random, name: str, turn: int) -> None:
 
 ANYTHING = (_create, _create, _publish, _publish, _publish, _publish, _publish, _batch, _remove)
 STORIES: dict[str, Story] = {"limits": limits, "batches": batches, "ages": ages, "anything": anything}
-#: Stories made by chance are told more often, with a crash at some of their operations.
+#: Random workloads run more often, with a crash at some of their operations.
 CHANCES = 24
 
 

@@ -84,9 +84,7 @@ def test_a_failed_folder_sync_poisons(word: str, record_property: Record) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("sticky", [False, True])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize(
-    "word", [word for word in WORDS if "z" not in word]
-)  # a store that closes does not wait
+@pytest.mark.parametrize("word", [word for word in WORDS if "z" not in word])  # closing a store does not wait
 def test_what_finds_no_room_is_done_when_there_is_some(
     word: str, error: int, sticky: bool, record_property: Record
 ) -> None:
@@ -118,12 +116,12 @@ def test_a_full_disk_refuses_and_recovers(seed: int) -> None:
     driver.run_until_idle()
     assert driver.store.full
     assert driver.store.poisoned is None
-    for seq in live(driver, "A"):  # reading and removing go on
+    for seq in live(driver, "A"):  # reads and removals continue
         assert driver.log("A").get(seq) is not None
     held = live(driver, "A")
     driver.remove_below("A", held[-2])
     driver.run_until_idle()
-    disk.capacity += 400_000  # somebody made room
+    disk.capacity += 400_000  # there is space again
     for _ in range(5):
         driver.checkpoint()
     driver.append("A")

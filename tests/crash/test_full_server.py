@@ -16,7 +16,7 @@ from conformance.servers import OURS, Server
 
 MIB = 1 << 20
 DISK_BYTES = 200 * MIB
-#: Large messages go to segments at once, others by way of the journal.
+#: Large messages go to segments at once, others through the journal.
 PAYLOADS = {"large": bytes(100_000), "small": bytes(20_000)}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -31,7 +31,7 @@ def write_and_kill(root: Path, seconds: float) -> dict[str, tuple[int, int]]:
     assert child.stdout is not None
     os.set_blocking(child.stdout.fileno(), True)
     told = child.stdout.readline()  # it runs: at least one frame is durable
-    time.sleep(seconds)  # the instant is what is tested; there is nothing to wait for
+    time.sleep(seconds)  # the random moment is the test; there is no condition to wait for
     child.send_signal(signal.SIGKILL)
     rest, errors = child.communicate(timeout=30)
     assert told, errors.decode()

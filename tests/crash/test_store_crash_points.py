@@ -18,14 +18,14 @@ PARTS = 64
 #: Workloads that found a bug with another seed than the first; they stay.
 FOUND = ("lifetimes/100", "crowd/22", "crowd/32")
 
-#: They share the machine with everything else.
+#: These tests share the machine with others.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Record = Callable[[str, object], None]
 
 
 def fill(part: int) -> Tally:
-    """Small workloads, a different choice for each part, until the quota is reached."""
+    """Run small workloads, a different choice for each part, until the quota is reached."""
     tally = Tally()
     chosen = list(islice(words(), part, None, PARTS))
     for word in cycle(chosen):

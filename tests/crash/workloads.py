@@ -92,7 +92,7 @@ def checkpoint(driver: StoreDriver, rng: Random) -> None:
 
 
 def rotate(driver: StoreDriver, rng: Random) -> None:
-    """Enough bytes to fill several journal files and segments: they are sealed, retired and used again."""
+    """Write enough to fill several journal files and segments: they are sealed, retired and used again."""
     driver.create("A")
     for _ in range(12):
         some(driver, rng, "A", 5, 2_400)
@@ -108,7 +108,7 @@ def compact(driver: StoreDriver, rng: Random) -> None:
     for _ in range(5):
         some(driver, rng, "A", 8, 1_200)
         driver.commit()
-    for share in (11, 7):  # a few go, and a few more
+    for share in (11, 7):  # remove a few at a time
         for seq in live(driver, "A")[::share]:
             driver.remove("A", seq)
         driver.run_until_idle()
@@ -177,7 +177,7 @@ def facts(driver: StoreDriver, rng: Random) -> None:
         some(driver, rng, "A", 1)
         if number % 4 != 1:
             driver.commit()
-        if number % 4 in (1, 3):  # also begun in the middle of a frame
+        if number % 4 in (1, 3):  # also started in the middle of a frame
             driver.checkpoint()
     driver.run_until_idle()
 
@@ -402,7 +402,7 @@ SCRIPTED: dict[str, Workload] = {
     )
 }
 
-#: One letter an operation; a small workload is a word of at most three letters, a tick after each.
+#: One letter per operation; a small workload is a word of at most three letters, with a tick after each.
 LETTERS: dict[str, Callable[[StoreDriver], object]] = {
     "a": lambda driver: driver.append("A"),
     "b": lambda driver: driver.append("B", b"b", 700),

@@ -1,9 +1,8 @@
 """The how-to guides: the server accepts their configurations, and their commands run in the order of the page.
 
 On a page, a `conf` or `yaml` block that begins with `# <name>` is a file of that name. The `sh` blocks are one shell
-script that finds these files in its folder. A page that does not start a server
-first runs against one with streams. Commands
-that a test cannot run (a container, a cluster) are `shell` blocks.
+script that finds these files in its folder. A page that does not start a server first runs against one with streams.
+Commands that a test cannot run (a container, a cluster) are `shell` blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def blocks(page: Path, kind: str) -> list[str]:
 
 
 def script_of(page: Path) -> str:
-    """The commands of a page, in order."""
+    """Return the commands of a page, in order."""
     return "\n".join(textwrap.dedent(shown or hidden) for _, shown, hidden in SHELL.findall(page.read_text()))
 
 
@@ -63,7 +62,7 @@ def test_the_server_accepts_the_configurations(page: Path, text: str, tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
-#: Pages with a test of their own.
+#: Pages with their own tests.
 ELSEWHERE = {"claims-with-s3-lifecycle-rules"}
 
 

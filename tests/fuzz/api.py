@@ -1,7 +1,8 @@
-"""Requests to the API, sound and broken, built from the tables of endpoints: one JSON answer each, and no exception.
+"""Fuzz target: API requests, valid and broken, made from the table of endpoints.
 
-A request that is refused has changed nothing. Beside them goes what else reaches streams and consumers: publishing with any
-headers, pulls, acknowledgements, direct gets; those are answered or not, but nothing escapes and the broker goes on.
+Each gets one JSON reply and raises nothing; a rejected request changes nothing. Publishes with arbitrary headers,
+pulls, acks and direct gets go to the same broker: they may be answered or not, but raise nothing, and the broker
+continues.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OPTIONS = StoreOptions(
     journal_bytes=1024 * KIB, segment_bytes=256 * KIB, block_bytes=8 * KIB, large_bytes=16 * KIB
 )
 SECOND = 1_000_000_000
-#: A broker is replaced when so many requests have left their marks on it.
+#: After this many requests the broker is replaced by a new one.
 LIFE = 250
 _INBOX = b"_FUZZ."
 
@@ -220,7 +221,7 @@ def _body(maker: Maker, path: str, words: list[str]) -> bytes:
 
 
 def _overhearing(configs: list[Any]) -> set[str]:
-    """The streams that keep what the server says of requests, or copy those that do: they grow with each."""
+    """Return the streams that store advisories about requests, or copy such streams: they grow with each request."""
     found: set[str] = set()
     while True:
         more = {config.name for config in configs if _overhears(config, found)}
@@ -236,7 +237,7 @@ def _overhears(config: Any, others: set[str]) -> bool:
 
 
 class Room:
-    """A broker with a few streams, consumers and messages, and what was seen of it."""
+    """A broker with a few streams, consumers and messages, and its state before the request."""
 
     def __init__(self) -> None:
         self._renew()
@@ -278,7 +279,7 @@ class Room:
         self.heard.append((subject, payload))
 
     def _state(self) -> Any:
-        """What requests may change, as far as it is cheap to look at."""
+        """Return the state that requests may change, as far as it is cheap to compute."""
         streams = self.broker.jetstream.streams.values()
         restless = _overhearing([stream.config for stream in streams])
         return [

@@ -1,6 +1,6 @@
-"""Conversations of a client: however they are cut, and whichever kernel hears them, the same happens.
+"""Fuzz target: bytes of a client. The result does not depend on the chunks or on the core (compiled or pure).
 
-What goes wrong ends with a ProtocolError and nothing else, and what is held between two pieces is bounded.
+Invalid input ends with a ProtocolError and nothing else, and the bytes kept between two chunks are bounded.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _GREETINGS = (
 
 
 class Case(NamedTuple):
-    greeting: bytes | None  # None: a stranger, who has to greet first
+    greeting: bytes | None  # None: the client must send CONNECT first
     data: bytes
     pieces: list[bytes]
 
 
 class Room:
-    """A broker that one client after the other talks to while somebody listens to everything."""
+    """A broker with one client after another and a second client that subscribes to everything."""
 
     def __init__(self, twin: str) -> None:
         self.desk = Desk(twin, cache_max=64)
@@ -55,7 +55,7 @@ class Room:
         self.listener.say(b"SUB > 1\r\n")
 
     def outcome(self, greeting: bytes | None, pieces: list[bytes]) -> Any:
-        """What the speaker and the listener hear, and how much was understood."""
+        """Return what both clients receive, and how many operations were accepted."""
         known = greeting is not None
         speaker = self.desk.client(b"", ready=known, line_max=LINE_MAX, payload_max=PAYLOAD_MAX)
         heard = speaker.say(greeting) if greeting is not None else b""
@@ -67,16 +67,16 @@ class Room:
             assert speaker.parser.buffered_bytes <= bound, f"{speaker.parser.buffered_bytes} bytes are held"
         subscribed = len(speaker.session.subs)
         speaker.session.close()
-        speaker.session.table.dirty.clear()  # there is nobody who writes to sockets
+        speaker.session.table.dirty.clear()  # there is no writer for the sockets
         assert self.desk.hub.subscriptions == 1, "subscriptions are left behind"
         return heard, self.listener.heard(), speaker.session.in_msgs, subscribed
 
     def close(self) -> None:
-        """Routes know their listeners, which nothing but their end undoes."""
+        """Close the broker: routes refer to their subscribers until then."""
         self.listener.session.close()
 
 
-#: Those of the last start.
+#: The rooms of the previous start.
 _rooms: list[Room] = []
 
 

@@ -1,6 +1,6 @@
-"""Configuration files: settings, or a ConfigError that begins with the place, and nothing else.
+"""Fuzz target: configuration files give options, or a ConfigError with the position, and nothing else.
 
-The settings are then checked as a server's are, which may refuse them with an OptionsError.
+The options are then validated as a server does, which may raise OptionsError.
 """
 
 from __future__ import annotations

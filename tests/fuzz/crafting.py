@@ -1,6 +1,6 @@
-"""Files of a store with other content under checksums that hold: what rot cannot make, but somebody else can.
+"""Crafts store files with changed content and valid checksums, as an attacker could, but bit rot could not.
 
-Owns the way into each kind of file: what is changed lies behind every checksum, so that a reader goes deep.
+Owns how to change each kind of file: all checksums are computed again, so that readers process the changed content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .input_generator import Maker
 
 Change = Callable[[bytes], bytes]
 
-#: Numbers at which sums, sizes and addresses go wrong.
+#: Numbers that break sums, sizes and addresses.
 NUMBERS = (
     0, 1, 2, 31, 32, 33, 63, 64, 511, 512, 543, 544, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFDE, 0xFFFFFFE0,
     0xFFFFFFFF, 1 << 32, (1 << 32) + 1, (1 << 62), (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1,
@@ -29,7 +29,7 @@ _SEGMENT = re.compile(r"streams/([0-9a-f]{8})/([0-9a-f]{8})\.seg")
 
 
 def change_numbers(maker: Maker, data: bytes) -> bytes:
-    """The same length with a few numbers, bytes or pieces changed."""
+    """Change a few numbers, bytes or pieces; the length stays the same."""
     changed = bytearray(data)
     for _ in range(1 + maker.below(4)):
         if not changed:
@@ -48,7 +48,7 @@ def change_numbers(maker: Maker, data: bytes) -> bytes:
 
 
 def craft(maker: Maker, files: dict[str, bytes], path: str) -> bytes | None:
-    """The file with other content; None if there is no way into it."""
+    """Return the file with changed content; None if the kind of file is not supported."""
     content = files[path]
     if path.endswith(".jnl"):
         return _journal(maker, content)
@@ -71,13 +71,13 @@ def _store_of(files: dict[str, bytes]) -> int:
 
 
 def _journal(maker: Maker, content: bytes) -> bytes | None:
-    """Other bodies of one frame or a few; the chain of checksums is made again."""
+    """Change the bodies of a few frames, and compute the chain of checksums again."""
     view, made = memoryview(content), bytearray(content)
     places = [at for at in range(0, len(content), fmt.ALIGN) if fmt.parse_frame(view, at) is not None]
     if not places:
         return None
     wanted = {maker.pick(places) for _ in range(1 + maker.below(2))}
-    crcs: dict[int, int] = {}  # frame number -> its checksum now
+    crcs: dict[int, int] = {}  # frame number -> its new checksum
     for at in places:
         frame = fmt.parse_frame(view, at)
         assert frame is not None
@@ -116,7 +116,7 @@ def _segment(maker: Maker, path: str, content: bytes, store: int) -> bytes | Non
 
 
 def seal_columns(header: list[Any], body: bytes) -> bytes:
-    """A file of columns with these fields in its header, the checksums made anew."""
+    """Return a column file with these header fields, and its checksums."""
     fields = [*header[:-2], fmt.crc32(body), 0]
     head = column_file._HEADER.pack(*fields)[:-4]
     return (head + struct.pack("<I", fmt.crc32(head))).ljust(column_file.HEADER_BYTES, b"\0") + body
@@ -148,7 +148,7 @@ def _subjects(maker: Maker, content: bytes) -> bytes:
 
 
 def _checkpoint(maker: Maker, content: bytes) -> bytes | None:
-    """Other values in the root or in a section of it; references and trailer fit again."""
+    """Change values in the root or in a section of it; update references and trailer."""
     trailer = fmt.parse_trailer(content[-fmt.TRAILER_BYTES :])
     if trailer is None:
         return None
@@ -174,7 +174,7 @@ def _own_refs(root: list[Any], number: int) -> list[list[Any]]:
 
 
 def _other_leaf(maker: Maker, packed: bytes) -> bytes:
-    """A packed structure with one value in it changed."""
+    """Return a packed structure with one value changed."""
     whole = [msgspec.msgpack.decode(packed)]
     holder: list[Any] = whole
     at = 0

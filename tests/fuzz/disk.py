@@ -1,7 +1,7 @@
-"""Data directories with crafted content under good checksums: the store refuses them with a StoreError, or goes on.
+"""Fuzz target: data directories with crafted content and valid checksums. The store refuses them, or continues.
 
-What a forged file says may be served; it leads to no read or write outside of memory, no other error, and no change to
-what was there. Both kernels take a forged block for the same.
+Crafted content may be served, but causes no access outside of memory, no other error than StoreError, and no change
+to the files. Both cores read a crafted block in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEAD = RECORD_HEADER
 
 
 class Case(NamedTuple):
-    kind: str  # which store; "" for a block alone
+    kind: str  # the store to use; "" for a single block
     crafted: dict[str, bytes]
 
 
@@ -58,13 +58,13 @@ def make(maker: Maker) -> Case:
 
 @cache
 def _paths(kind: str) -> list[str]:
-    """Every file once, and those that are read by row more often."""
+    """Return every file once, and those that are read row by row more often."""
     paths = sorted(bit_rot.build(kind).files)
     return paths + [path for path in paths if path.endswith((".col", ".seg"))] * 3
 
 
 def _block(maker: Maker) -> bytes:
-    """Records, some of them with other lengths."""
+    """Return records, some of them with wrong lengths."""
     made, seq = b"", 0
     for _ in range(maker.below(6)):
         subject, header, payload = b"s%d" % maker.below(3), b"h" * maker.below(9), maker.bytes(20)
@@ -82,7 +82,7 @@ def check(case: Case) -> None:
     disk = SimDisk(snapshot=rotten.snapshot)
     for path, content in case.crafted.items():
         disk.corrupt(path, content)
-    # Subjects that only a forged file has are added to the table of subjects, a cache.
+    # Subjects that only the crafted file has are added to the subject file, which is a cache.
     kept = {path: data for path, data in {**rotten.files, **case.crafted}.items() if "/subjects." not in path}
     try:
         store = open_store(disk, SimClock(), TINY)
@@ -99,7 +99,7 @@ def check(case: Case) -> None:
 
 
 def _use(log: StreamLog) -> None:
-    """Ask everything, remove by everything, append."""
+    """Run every query, remove in every way, append."""
     names = [name for name, _ in log.iter_subject_counts(None)][:4]
     for name in names:
         with contextlib.suppress(StoreError):
@@ -124,7 +124,7 @@ def _use(log: StreamLog) -> None:
 
 
 def _check_block(data: bytes) -> None:
-    """Both kernels find the same in a block, and a log loads it alike."""
+    """Check that both cores find the same records in a block, and that a log loads it in the same way."""
     found = [
         _scanned(*twin, data)
         for twin in ((SegmentIndex, SubjectIndex), (records_pure.SegmentIndex, records_pure.SubjectIndex))

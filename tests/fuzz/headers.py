@@ -1,4 +1,4 @@
-"""Header blocks as they come from anybody: both kernels read the same, and changing one is undone by reading it."""
+"""Fuzz target: arbitrary header blocks. Both cores read the same, and a change can be read back."""
 
 from __future__ import annotations
 

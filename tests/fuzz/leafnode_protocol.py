@@ -1,4 +1,4 @@
-"""What another server may say on a leafnode connection: operations or a ProtocolError, however it is cut."""
+"""Fuzz target: bytes of another server on a leafnode connection: operations or a ProtocolError, for any chunks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 class Recorder:
-    """Writes down what it is told."""
+    """Records the operations that it receives."""
 
     def __init__(self, ready: bool) -> None:
         self.ready = ready

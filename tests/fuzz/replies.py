@@ -1,4 +1,4 @@
-"""What a hostile server answers to a direct get: rows of numbers or a ValueError, the same from both kernels."""
+"""Fuzz target: direct-get replies of a hostile server: rows or a ValueError, the same from both cores."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check(case: Case) -> None:
 
 
 def _read(kernel: Any, pieces: list[bytes]) -> tuple[list[list[int]], bytes, int, str]:
-    """Rows, status, where it stands, and the error, when the answers come in pieces."""
+    """Return rows, status, position and error when the replies arrive in pieces."""
     frames, buffer, failure = kernel.ReplyScanner(b"I"), bytearray(), ""
     for piece in pieces:
         buffer += piece

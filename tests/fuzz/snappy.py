@@ -1,4 +1,4 @@
-"""Blocks and entries of a backup from anybody: what they hold or a ValueError, the same from both kernels."""
+"""Fuzz target: blocks and entries of a backup: their content or a ValueError, the same from both cores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(maker: Maker) -> bytes:
 
 
 def _element(maker: Maker) -> bytes:
-    """A literal or a copy, with the length it says or another."""
+    """Return a literal or a copy, with a correct or a wrong length."""
     kind, size = maker.below(4), maker.below(64)
     tag = bytes((size << 2 | kind,))
     if kind == 0:

@@ -1,7 +1,7 @@
-"""Data directories, mutated and made up: the store refuses them with a StoreError, or serves nothing but what was written.
+"""Fuzz target: mutated and invented data directories. The store refuses them or serves only what was written.
 
-Whatever lies there, opening deletes and changes none of it. Every loss is reported too, after a kill as long as the witness
-beside the journal is whole: without it, a journal whose end is gone cannot be told from one whose end was never written.
+Opening deletes and changes nothing. Every loss is reported, after a kill as long as the sync marker is intact:
+without it, a journal whose end is gone looks like one whose end was never written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = (
 
 
 class Case(NamedTuple):
-    kind: str  # which store; "" for none
+    kind: str  # the store to use; "" for none
     damaged: dict[str, bytes]
     gone: list[str]
     extra: dict[str, bytes]
@@ -62,7 +62,7 @@ def make(maker: Maker) -> Case:
 
 
 def _made_up(maker: Maker, files: dict[str, bytes], paths: list[str]) -> dict[str, bytes]:
-    """Files with a store's names, or nearly so, and any content."""
+    """Return files with names of a store, or similar ones, and arbitrary content."""
     found = {}
     for _ in range(1 + maker.below(4)):
         path = maker.pick(paths) if maker.chance(0.7) else maker.pick(_NAMES)

@@ -1,7 +1,7 @@
-"""What a fuzz target is, and how a batch of inputs goes through one.
+"""Definition of a fuzz target, and how it runs a batch of inputs.
 
-A target is started with a seed's randomness and gives two functions: one makes an input, the other checks what the code
-does with it and raises when that is not as documented. An input is named `target:seed:index` for ever.
+A target is started with the randomness of a seed and returns two functions: one makes an input, the other checks the
+code with it and raises if the result is not as documented. The name of an input is `target:seed:index`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Check = Callable[[Any], None]
 Pair = tuple[Make, Check]
 Start = Callable[[Maker], Pair]
 
-#: More CPU than this for one input is a finding, even on a busy machine.
+#: More CPU time than this for one input is a finding, even on a busy machine.
 INPUT_SECONDS_MAX = 5.0
 
 
 class Finding(AssertionError):
-    """An input with which something else happens than is documented."""
+    """An input for which the code does not do what is documented."""
 
 
 def run(name: str, start: Start, seed: int, inputs: int) -> int:
-    """Feed the inputs of a seed; how many there were."""
+    """Run the inputs of a seed; return their number."""
     maker = Maker(seed)
     make, check = start(maker)
     for index in range(inputs):

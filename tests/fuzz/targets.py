@@ -1,4 +1,4 @@
-"""The table of fuzz targets: what each is called, and its part of all inputs."""
+"""The table of fuzz targets: their names, and their shares of all inputs."""
 
 from . import (
     api,

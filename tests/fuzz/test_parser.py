@@ -1,4 +1,4 @@
-"""The parser under arbitrary input: however it is cut, the same happens, and never anything unexpected."""
+"""The parser with arbitrary input: the result does not depend on the chunks, and no unexpected error occurs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMBER = st.sampled_from([b"0", b"1", b"2", b"002", b"x", b"41", b"-1", b"123456
 
 @st.composite
 def lines(draw: st.DrawFn) -> bytes:
-    """A control line, good or nearly so."""
+    """Generate a control line, valid or nearly so."""
     verb = draw(
         st.sampled_from(
             [b"SUB", b"sub", b"UNSUB", b"PING", b"PONG", b"+OK", b"INFO", b"CONNECT", b"-ERR", b"PUB"]
@@ -39,7 +39,7 @@ def lines(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def publications(draw: st.DrawFn) -> bytes:
-    """PUB or HPUB with its payload, sometimes of the wrong length."""
+    """Generate PUB or HPUB with its payload, sometimes of the wrong length."""
     header = draw(st.sampled_from([b"", b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nA: b\r\n\r\n"]))
     payload = draw(st.binary(max_size=12))
     words = [draw(SUBJECT)]
@@ -58,7 +58,7 @@ CONVERSATION = st.lists(
 
 
 def outcome(twin: str, data: bytes, cuts: list[int], connected: bool = True) -> tuple[bytes, bytes, int]:
-    """What the speaker and a listener hear when the input comes in pieces, and how much was understood."""
+    """Return what publisher and subscriber receive when the input arrives in pieces, and the number of operations."""
     desk = Desk(twin)
     greeting = b'CONNECT {"verbose":true,"headers":true,"no_responders":true}\r\n' if connected else b""
     listener = desk.client()
@@ -114,7 +114,7 @@ def test_whatever_comes_before_authentication_little_is_held(twin: str, chunks: 
 
 @st.composite
 def interest(draw: st.DrawFn) -> list[tuple[str, bytes]]:
-    """A history of subscribing, unsubscribing and publishing."""
+    """Generate a history of subscribing, unsubscribing and publishing."""
     token = st.sampled_from([b"a", b"b", b"c"])
     subject = st.lists(token, min_size=1, max_size=5).map(b".".join)
     pattern = st.lists(st.sampled_from([b"a", b"b", b"*"]), min_size=1, max_size=4).flatmap(
@@ -157,7 +157,7 @@ def test_the_twins_are_two() -> None:
 
 @pytest.mark.parametrize("mark", [b"\x0b", b"\x0c"])
 def test_a_word_ends_at_a_blank_and_nowhere_else(mark: bytes) -> None:
-    """In plain Python a subject with a vertical tab became two words: on a leafnode a subject and a reply."""
+    """In pure Python, a subject with a vertical tab became two words: on a leafnode connection a subject and a reply."""
     subject = b"a" + mark + b"b"
     for twin in TWINS:
         client = Desk(twin).client()

@@ -1,4 +1,4 @@
-"""Every fuzz target with its part of half a million inputs; `make fuzz` goes on from there."""
+"""Runs every fuzz target with its share of half a million inputs; `make fuzz` continues after these seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .targets import TARGETS
 
 INPUTS = 500_000
 BATCH = 500
-#: The parts into which the inputs of a target are cut, so that two processes share them.
+#: The inputs of a target are divided into this many parts, so that two processes share them.
 PARTS = 4
 
 

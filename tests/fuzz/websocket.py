@@ -1,4 +1,4 @@
-"""WebSocket frames and handshakes: payload or a WebSocketError, however they are cut; what is inflated is bounded."""
+"""Fuzz target: WebSocket frames and handshakes: payload or a WebSocketError for any chunks, and bounded inflation."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _frame(maker: Maker) -> bytes:
 
 
 def _deflated(maker: Maker, payload: bytes) -> bytes:
-    """Compressed as the standard says, or ended for good, with or without its tail, or broken."""
+    """Compress as the standard requires, or end the stream, with or without its tail, or damaged."""
     how = maker.pick(
         (zlib.Z_SYNC_FLUSH, zlib.Z_SYNC_FLUSH, zlib.Z_SYNC_FLUSH, zlib.Z_FINISH, zlib.Z_FULL_FLUSH)
     )
@@ -106,7 +106,7 @@ def _outcome(compress: bool, pieces: list[bytes]) -> Any:
     except ws.WebSocketError as error:
         ws.encode_close(error.status, str(error))
         if error.status in (ws.TOO_BIG, ws.INVALID_DATA):
-            # How much of a bad compressed message comes out before it is found bad depends on the cuts.
+            # How much of a bad compressed message is inflated before the error depends on the chunks.
             return bytes(frames.replies), "a bad compressed message"
         return bytes(got), bytes(frames.replies), str(error)
     return bytes(got), bytes(frames.replies), frames.close_received

@@ -1,7 +1,7 @@
-"""A real server with somebody who only wants to be served, while others attack it.
+"""A real server, a bystander that only wants to be served, and attackers.
 
-Owns the server's process and what is measured of it: memory, file descriptors, and how long the bystander waits for
-answers. It must not know what an attack does.
+Owns the server's process and the measurements: memory, file descriptors, and how long the bystander waits for
+replies. Must not know the attacks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Scene:
         return self.running.port
 
     def memory(self) -> int:
-        """Bytes that are resident."""
+        """Return the bytes of resident memory."""
         pages = int(Path(f"/proc/{self.running.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -68,7 +68,7 @@ class Scene:
         return self.running.process.poll() is None
 
     async def settled(self, descriptors: int) -> None:
-        """Until no more than so many file descriptors are open."""
+        """Wait until at most this many file descriptors are open."""
         async with asyncio.timeout(PATIENCE_S):
             while self.descriptors() > descriptors:
                 await asyncio.sleep(0.05)
@@ -78,14 +78,14 @@ class Scene:
 def scene(
     folder: Path, *, tls: str = "", pending: int = PENDING_MAX, flags: tuple[str, ...] = ()
 ) -> Iterator[Scene]:
-    """A server of its own."""
+    """Start a server for one test."""
     (folder / "server.conf").write_text(CONFIG % {"pending": pending, "tls": tls})
     with serving(folder, "-c", "server.conf", *flags) as running:
         yield Scene(running, folder)
 
 
 class Peer:
-    """A client that speaks bytes and need not be polite."""
+    """A client that sends raw bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -99,7 +99,7 @@ class Peer:
             return peer
 
     async def ask(self, said: bytes) -> bytes:
-        """Say it, and take what comes up to the answer of a PING."""
+        """Send bytes and a PING; return everything before the PONG."""
         self.writer.write(said + b"PING\r\n")
         heard = b""
         async with asyncio.timeout(PATIENCE_S):
@@ -111,7 +111,7 @@ class Peer:
         return heard.removesuffix(b"PONG\r\n")
 
     async def rest(self) -> bytes:
-        """What comes up to the end of the connection."""
+        """Return everything up to the end of the connection."""
         heard = b""
         async with asyncio.timeout(PATIENCE_S):
             try:
@@ -127,7 +127,7 @@ class Peer:
 
 @dataclass
 class Bystander:
-    """Asks for what it published and for acknowledgements of a stream, over and over; remembers how long each took."""
+    """A client that keeps publishing to itself and to a stream, and records how long each reply takes."""
 
     peer: Peer
     waits: list[float] = field(default_factory=list)
@@ -159,18 +159,18 @@ class Bystander:
             return (await self.peer.reader.readexactly(int(line.split()[-1]) + 2))[:-2]
 
     async def once(self) -> None:
-        """A message to itself, and one to the stream with its acknowledgement."""
+        """Publish a message to itself, and one to the stream; wait for both."""
         begun, paused_s = time.perf_counter(), self._paused_s
         self.peer.writer.write(b"PUB by.stander 2\r\nhi\r\n")
         assert await self._message() == b"hi"
         self.peer.writer.write(b"PUB by.kept _INBOX.by.b 2\r\nhi\r\n")
         assert "seq" in json.loads(await self._message())
-        await asyncio.sleep(0)  # a pause is noticed before it is taken off
+        await asyncio.sleep(0)  # a pause is detected before it is subtracted
         self.waits.append(max(time.perf_counter() - begun - (self._paused_s - paused_s), 0.0))
         self.acknowledged += 1
 
     async def _notice_pauses(self) -> None:
-        """Time in which we did not run ourselves, for the machine gave it to somebody else, is nobody's wait."""
+        """Detect pauses of this process, so that they do not count as waits."""
         while True:
             begun = time.perf_counter()
             await asyncio.sleep(0.02)
@@ -178,7 +178,7 @@ class Bystander:
             self._paused_s += late_s if late_s > 0.5 else 0.0
 
     async def while_(self, attack: Awaitable[object], pause_s: float = 0.005) -> float:
-        """Go on while the attack lasts; the 99th percentile of the waits."""
+        """Continue while the attack lasts; return the 99th percentile of the waits."""
         self.waits = []
         task, pauses = asyncio.ensure_future(attack), asyncio.ensure_future(self._notice_pauses())
         try:
@@ -196,7 +196,7 @@ class Bystander:
 
 
 async def together(count: int, begin: Callable[[int], Awaitable[Peer]], at_once: int = 100) -> list[Peer]:
-    """So many peers, a hundred at a time."""
+    """Connect this many peers, a hundred at a time."""
     peers: list[Peer] = []
     for start in range(0, count, at_once):
         peers += await asyncio.gather(

@@ -1,6 +1,6 @@
-"""What hostile peers do. Each attack takes the scene and a size, and leaves nothing behind of its own.
+"""Attacks by hostile peers. Each takes the scene and a size, and closes its own connections.
 
-An attack returns what the attackers heard, so that a test can tell whether they got the right answer.
+An attack returns what the attackers received, so that a test can check it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections import Counter
 
 from .attacked_server import GOOD, PATIENCE_S, Peer, Scene, together
 
-#: What is said before authentication, and the answer; lines are limited to 1,024 bytes. b"" is an end without a word.
+#: What is sent before authentication, and the reply. Lines are limited to 1,024 bytes; b"" is a close without a
+#: reply.
 MALFORMED: tuple[tuple[bytes, bytes], ...] = (
     (b"GET / HTTP/1.1\r\n\r\n", b"-ERR 'Authorization Violation'\r\n"),
     (b"PUB a 5\r\nhello\r\n", b"-ERR 'Authorization Violation'\r\n"),
@@ -28,7 +29,7 @@ MALFORMED: tuple[tuple[bytes, bytes], ...] = (
     (b"\x00" * 64, b"-ERR 'Authorization Violation'\r\n"),
     (b"CONNECT " + b'{"a":' * 150 + b"\r\n", b""),
 )
-#: What a client in good standing says, and how its connection ends; b"" without a word.
+#: What an authenticated client sends, and how its connection ends; b"" is a close without a reply.
 BROKEN: tuple[tuple[bytes, bytes], ...] = (
     (b"PUB a -1\r\n", b""),
     (b"PUB a 99999999999999999999\r\n", b""),
@@ -43,7 +44,7 @@ BROKEN: tuple[tuple[bytes, bytes], ...] = (
 
 
 async def malformed(scene: Scene, times: int) -> Counter[tuple[bytes, bytes]]:
-    """Everything that is malformed, by strangers and by clients; what each heard."""
+    """Send everything that is malformed, before and after authentication; return the replies."""
     heard: Counter[tuple[bytes, bytes]] = Counter()
 
     async def one(greeting: bytes, said: bytes) -> None:
@@ -58,7 +59,10 @@ async def malformed(scene: Scene, times: int) -> Counter[tuple[bytes, bytes]]:
 
 
 async def silent(scene: Scene, count: int, said: bytes = b"") -> tuple[float, Counter[bytes], int]:
-    """Connect and say nothing, or not enough; how long until all are cut, what they heard, and the memory they took."""
+    """Connect and send nothing, or too little.
+
+    Returns how long until all are disconnected, what they received, and the memory they used.
+    """
     before = scene.memory()
     peers = await together(count, lambda number: Peer.dial(scene.port, said, limit=1024))
     begun, taken = time.monotonic(), scene.memory() - before
@@ -70,7 +74,7 @@ async def silent(scene: Scene, count: int, said: bytes = b"") -> tuple[float, Co
 
 
 async def dripping(scene: Scene, count: int, pause_s: float) -> tuple[float, Counter[bytes]]:
-    """A greeting byte by byte: patience does not begin anew with each."""
+    """Send CONNECT byte by byte: the timeout does not start again with each byte."""
 
     async def drip(peer: Peer) -> bytes:
         for byte in GOOD * 20:
@@ -92,7 +96,7 @@ async def dripping(scene: Scene, count: int, pause_s: float) -> tuple[float, Cou
 
 
 async def churn(scene: Scene, count: int, at_once: int = 50, per_s: float = 1e9) -> int:
-    """Connect and go away at once, over and over, some in the middle of a word; how many got in."""
+    """Connect and disconnect at once, repeatedly, sometimes in the middle of a word; return how many were accepted."""
     came, begun = 0, time.monotonic()
     for start in range(0, count, at_once):
         await asyncio.sleep(begun + start / per_s - time.monotonic())
@@ -110,7 +114,7 @@ async def churn(scene: Scene, count: int, at_once: int = 50, per_s: float = 1e9)
 
 
 async def slow_readers(scene: Scene, slow: int, fast: int, size: int, bound: int) -> tuple[int, int]:
-    """Some of those who listen to a flood do not read: how many were cut, and how many messages the others have."""
+    """Some subscribers do not read: return how many were disconnected, and how many messages the others received."""
     readers = await together(
         slow, lambda number: Peer.dial(scene.port, GOOD + b"SUB flood 1\r\n", limit=1024)
     )
@@ -143,7 +147,7 @@ async def slow_readers(scene: Scene, slow: int, fast: int, size: int, bound: int
 
 
 async def _is_cut(peer: Peer) -> bool:
-    """Whether the server has ended the connection: what is left can be read, and then comes the end."""
+    """Return whether the server has closed the connection, after reading what is left."""
     peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
     try:
         async with asyncio.timeout(10):
@@ -157,7 +161,7 @@ async def _is_cut(peer: Peer) -> bool:
 
 
 async def subscriptions(scene: Scene, count: int) -> bytes:
-    """Interest in everything, in every form, from one client; what it heard."""
+    """Subscribe to everything, in every form, from one client; return what it received."""
     peer = await Peer.dial(scene.port, GOOD, limit=1 << 22)
     forms = (b"a.%d", b"a.*.%d", b"*.%d.>", b"a.b.*.%d.>", b"*.*.*.*.*.%d")
     lines = [b"SUB %s %d\r\n" % (forms[number % 5] % number, number) for number in range(count)]
@@ -171,7 +175,7 @@ async def subscriptions(scene: Scene, count: int) -> bytes:
 
 
 async def pulls(scene: Scene, count: int) -> Counter[bytes]:
-    """Ask a consumer for everything, for ever, as often as possible; the statuses that came back."""
+    """Pull from a consumer as often as possible, without an expiry; return the statuses received."""
     peer = await Peer.dial(scene.port, GOOD + b"SUB _INBOX.p.> 1\r\n", limit=1 << 22)
     await _api(peer, "STREAM.CREATE.PULLED", {"name": "PULLED", "subjects": ["pulled"]})
     config = {"durable_name": "C", "ack_policy": "explicit"}

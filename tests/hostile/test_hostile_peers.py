@@ -1,6 +1,6 @@
-"""Hostile peers on real sockets: each gets the right answer, costs little, leaves nothing, and others are served.
+"""Hostile peers on real sockets: they get the right reply, cost little, leave nothing, and others are served.
 
-The sizes are small here; `make hostile` has them in full, with the figures.
+Sizes are small here; `make hostile` runs them in full and prints figures.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ pytestmark = [
     pytest.mark.xdist_group("hostile"),
     pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc"),
 ]
-#: Generous, because the machine may be busy; the true figure is that of `make hostile`.
+#: Generous, because the machine may be busy; `make hostile` measures the actual figure.
 P99_S_MAX = 2.0
-#: A stranger is cut after two seconds; some more on a busy machine.
+#: An unauthenticated client is disconnected after two seconds; later on a busy machine.
 CUT_S_MAX = 8.0
 STRANGER_BYTES_MAX = 64 * KIB
 
@@ -37,7 +37,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture
 async def bystander(stage: Scene) -> AsyncIterator[Bystander]:
-    """Who is served before, during and after; nothing of the attack is left in the end."""
+    """A client that is served before, during and after an attack; nothing of the attack remains."""
     baseline = stage.descriptors()
     arrived = await Bystander.arrive(stage.port)
     await arrived.once()
@@ -88,7 +88,7 @@ async def test_what_is_malformed_meets_the_right_error(stage: Scene, bystander: 
     assert await bystander.while_(attack) < P99_S_MAX
     expected = dict(attacks.MALFORMED) | dict(attacks.BROKEN)
     for (said, heard), times in attack.result().items():
-        # Whoever still sends when the connection ends may find it reset before it read why.
+        # A client that still sends when the connection ends may get a reset before it has read the error.
         assert heard == expected[said] or (heard.endswith(b"<reset>") and len(said) > 1_000), (
             said[:60],
             heard,
@@ -146,7 +146,7 @@ async def test_too_many_connections_are_turned_away(tmp_path: Path) -> None:
         stage.running.wait_for("Reloaded")
         kept = [
             await Peer.dial(stage.port, GOOD) for _ in range(5)
-        ]  # strangers would be cut after two seconds
+        ]  # unauthenticated clients would be disconnected after two seconds
         for peer in kept:
             await peer.ask(b"")
         with socket.create_connection(("127.0.0.1", stage.port)) as extra:

@@ -1,4 +1,4 @@
-"""A client with few rights tries everything else, and names that would lead out of their folder: nothing of it works."""
+"""A client with few permissions tries everything else, and names that lead out of the store: nothing works."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRAVERSAL = (
     "..", ".", "../x", "../../etc/passwd", "a/../../x", "/etc/passwd", "a/b", "a\\b", "..\\x", "a b", "a\tb", "*", ">", "a*",
     "%2e%2e", "\u2024\u2024", "a\x00b", "x" * 256, "CON", "C:", "é", "~", "$(id)", "`id`", "-rf",
 )  # fmt: skip
-#: Names that look odd and are none the worse for it: the files of a stream are not called as the stream is.
+#: Unusual but valid names: the files of a stream are not named after it.
 HARMLESS = {"%2e%2e", "\u2024\u2024", "CON", "C:", "é", "~", "$(id)", "`id`", "-rf"}
 
 
@@ -45,7 +45,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 async def call(peer: Peer, endpoint: bytes, body: object) -> dict[str, object]:
-    """An answer of the API."""
+    """Return a reply of the API."""
     payload = json.dumps(body).encode()
     peer.writer.write(b"PUB $JS.API.%s _INBOX.t.1 %d\r\n%s\r\n" % (endpoint, len(payload), payload))
     async with asyncio.timeout(PATIENCE_S):
@@ -84,7 +84,7 @@ async def test_what_is_not_allowed_is_not_heard(stage: Scene) -> None:
         b"".join(b"PUB %s 1\r\nx\r\n" % each for each in (b"other", b"mine.not", b"_INBOX.other.1", b"z.a"))
     )
     assert await peer.ask(b"") == b""
-    await peer.ask(b"SUB mine.> 99\r\n")  # allowed, but what is denied does not come with it
+    await peer.ask(b"SUB mine.> 99\r\n")  # allowed, but denied messages are not delivered
     await speaker.ask(b"PUB mine.not 1\r\nx\r\nPUB mine.yes 1\r\ny\r\n")
     heard = await peer.ask(b"")
     assert b"mine.yes" in heard
@@ -94,7 +94,7 @@ async def test_what_is_not_allowed_is_not_heard(stage: Scene) -> None:
 
 
 async def test_a_reply_subject_gives_no_rights_over_the_api(stage: Scene) -> None:
-    """The server answers where the client says, but an answer is never a request or an acknowledgement of somebody's."""
+    """The server replies to any subject that the client names, but a reply is never a request or an ack."""
     good = await Peer.dial(stage.port, GOOD + b"SUB _INBOX.t.* 1\r\n")
     await call(good, b"STREAM.CREATE.MINE", {"name": "MINE", "subjects": ["mine.>"]})
     await call(good, b"STREAM.CREATE.VICTIM", {"name": "VICTIM", "subjects": ["victim"]})
@@ -134,7 +134,7 @@ async def test_names_lead_nowhere(stage: Scene, name: str) -> None:
 
 
 def outside(folder: Path) -> set[str]:
-    """What lies beside the server's data."""
+    """Return the files next to the server's data."""
     return {str(path) for path in [*folder.parent.iterdir(), *folder.iterdir()]}
 
 

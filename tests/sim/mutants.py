@@ -57,7 +57,7 @@ def run_simulations(*, pair: bool | None = None, need: str = "") -> Callable[[],
 
 
 def copies(way: str, retention: str) -> Callable[[], Iterator[int]]:
-    """Two servers; the one with the copy loses power while it writes."""
+    """Run two servers; the one with the copy loses power while it writes."""
 
     def trial() -> Iterator[int]:
         for seed in range(SEEDS):
@@ -70,7 +70,7 @@ def copies(way: str, retention: str) -> Callable[[], Iterator[int]]:
 
 
 def told_before_it_is_durable(patch: Patch) -> None:
-    """Answers leave when the frame is sealed, not when it is written."""
+    """Send replies when the frame is sealed, not when it is durable."""
 
     def tick(old: Any) -> Any:
         def early(self: GroupCommit) -> None:
@@ -100,7 +100,7 @@ def a_batch_lacks_a_member(patch: Patch) -> None:
 
 
 def a_batch_over_two_frames(patch: Patch) -> None:
-    """The second half is stored in the next frame."""
+    """Store the second half in the next frame."""
 
     def halves(old: Any) -> Any:
         def keep(self: Any, members: list[Any]) -> int:
@@ -214,7 +214,7 @@ def a_narrower_denial_not_withheld(patch: Patch) -> None:
 
 
 def allowed_before_it_is_denied(patch: Patch) -> None:
-    """An allow list that names a subject outweighs a denial."""
+    """Let an allow list that names a subject override a denial."""
 
     def decide(old: Any) -> Any:
         def wrong(self: Any, subject: bytes) -> bool:
@@ -228,7 +228,7 @@ def allowed_before_it_is_denied(patch: Patch) -> None:
 
 
 def a_queue_looked_through_at_a_restart(patch: Patch) -> None:
-    """What lies behind its consumer counts as done."""
+    """Treat everything before the consumer's position as done after a restart."""
 
     def reconcile(old: Any) -> Any:
         def look(self: Any) -> None:
@@ -352,7 +352,7 @@ def batches_into_full_streams() -> Iterator[int]:
 
 
 def permission_rules() -> Iterator[int]:
-    """Every small set of rules against the plain model."""
+    """Compare every small set of rules with the simple model."""
     for judge in (
         test_publish_permissions_match_the_model,
         lambda: test_subscribing_with_one_rule_each(True),

@@ -39,7 +39,7 @@ def attempt(seed: int) -> str:
 
 
 def campaign(first: int, last: int, jobs: int) -> int:
-    """Run seeds; how many broke a promise."""
+    """Run seeds; return how many violated a guarantee."""
     broken, told = 0, time.monotonic()
     with get_context("spawn").Pool(jobs) as pool:
         for done, failure in enumerate(pool.imap(attempt, range(first, last), chunksize=4), start=1):

@@ -150,7 +150,7 @@ def digests(seeds: Iterable[int], *, hashing: str) -> dict[int, str]:
 
 
 def cover(seeds: range, stores: range, jobs: int) -> None:
-    """Print few seeds that together hit every probe twice, or once where that is all there is."""
+    """Print a few seeds that together hit every probe twice, or once if no more is possible."""
     with get_context("spawn").Pool(jobs) as pool:
         hit = dict(zip(seeds, pool.map(_probes_of_world, seeds, chunksize=4), strict=True))
         hit |= dict(zip((-1 - n for n in stores), pool.map(_probes_of_store, stores), strict=True))

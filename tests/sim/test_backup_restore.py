@@ -73,7 +73,7 @@ def rows(box: Box, name: str) -> list[Any]:
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: outcome.name)
 def test_a_crash_at_any_moment(outcome: Outcome) -> None:
-    """The stream is there with everything, which is certain once it was said, or it is not there at all."""
+    """The stream is complete (always, once that was reported), or it does not exist at all."""
     rng = Random(outcome.name)
     for attempt in range(6):
         box = start()
@@ -179,7 +179,7 @@ def test_the_restores_of_an_account_hold_only_so_much_together(monkeypatch: pyte
     data = back_up(box, client)
     monkeypatch.setattr(restore_receiver, "BUFFERED_MAX", 1000)
     large, small = begin(client, "R"), begin(client, "Q")
-    client.publish(large, data[:700], b"_B.r")  # not one whole block: it has to wait for the rest
+    client.publish(large, data[:700], b"_B.r")  # not one whole block: it must wait for the rest
     box.run()
     assert (large_restore := box.jetstream.restores["R"]).buffered_bytes > 650
     client.publish(small, data[:400], b"_B.q")
@@ -347,7 +347,7 @@ def test_a_start_with_the_last_of_each_subject_goes_on() -> None:
 
 class TestSending:
     def test_publishers_go_on_meanwhile(self) -> None:
-        """What is admitted after the start is not in the backup; what is removed before it is read is not either."""
+        """Messages stored after the start are not in the backup, nor those removed before they are read."""
         box = start()
         client = filled(box, count=600)
         client.send(b"SUB _B.s 8\r\n")
@@ -433,7 +433,7 @@ class TestSending:
 
 
 def test_the_server_ends_meanwhile() -> None:
-    """Nothing rings any more, and the next start finds nothing of the restore."""
+    """No timer fires any more, and the next start finds nothing of the restore."""
     box = start()
     client = filled(box, count=600)
     data = back_up(box, client)

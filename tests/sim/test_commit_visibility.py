@@ -85,7 +85,7 @@ def test_other_streams_do_not_wait(broker: SimBroker, look: str) -> None:
 
 
 def test_a_message_that_was_not_answered_is_not_served_either(broker: SimBroker) -> None:
-    """A get that started before the sync ends up with an answer only after it: the crash in between takes both."""
+    """A get that starts before the sync is answered after it: a crash in between loses both."""
     broker.publish("s.a", b"new")
     turn(broker)
     looked = broker.publish("$JS.API.DIRECT.GET.S.s.a")

@@ -38,7 +38,7 @@ SEEDS = [
     567,
 ]
 STORE_SEEDS = [2, 21]
-#: A change of the broker changes what a seed does; so many more seeds are tried before a probe counts as unreachable.
+#: A change of the broker changes what a seed does: try this many more seeds before a probe counts as unreachable.
 FURTHER = range(700)
 
 

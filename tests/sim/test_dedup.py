@@ -26,7 +26,7 @@ def start(
 
 
 def test_an_id_is_remembered_only_with_its_message() -> None:
-    """A checkpoint that is taken while a message is on its way must not know its id already."""
+    """A checkpoint taken while a message is being committed must not contain its id yet."""
     options = replace(OPTIONS, checkpoint_bytes=1 << 30)
     broker = start(options=options)
     broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"])

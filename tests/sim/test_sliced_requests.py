@@ -1,4 +1,4 @@
-"""Requests that take many turns: others are served between them, requests keep their order, a crash leaves sense."""
+"""Requests that take many turns: others are served between them, requests keep their order, crashes are harmless."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fill(box: Box, client: Client, **config: object) -> None:
 
 
 def run_turns(box: Box, count: int) -> None:
-    """A few turns of the event loop, and what the disk has to do."""
+    """Run a few turns of the event loop, and the disk operations that are due."""
     for _ in range(count):
         box.step()
 

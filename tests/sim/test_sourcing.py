@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 
 
 class Played:
-    """An origin on the hub of a broker; `requests` are those it was sent: subject, reply, header, body."""
+    """A simulated upstream in the router of a broker; `requests` are those it received: subject, reply, header, body."""
 
     def __init__(self, broker: SimBroker, api: bytes = b"X.API") -> None:
         self.broker = broker
@@ -44,7 +44,7 @@ class Played:
             self.requests.append((subject, reply, header, json.loads(payload) if payload else {}))
 
     def accept(self, seq: int = 0, identity: str = "", **config: Any) -> dict[str, Any]:
-        """Answer the newest request; its configuration."""
+        """Accept the newest request; return its configuration."""
         _, reply, _, body = self.requests[-1]
         asked: dict[str, Any] = {**body.get("config", {}), **config}
         self.deliver, self.consumer = asked["deliver_subject"].encode(), asked["name"].encode()
@@ -93,7 +93,7 @@ def seqs(broker: SimBroker, name: str) -> list[int]:
 
 
 class TestGaps:
-    """sourcing.md, table 7.5, for both kinds of copies."""
+    """sourcing.md, table 7.5, for both kinds of copies. The numbers of vectors are those of sourcing.md."""
 
     @pytest.fixture(params=["source", "mirror"])
     def origin(self, request: pytest.FixtureRequest) -> Played:
@@ -111,7 +111,7 @@ class TestGaps:
         return origin
 
     def start_of_next(self, origin: Played, after_ns: int = 3 * SECOND) -> int:
-        """Where the next request within that time begins; 0 if there is none."""
+        """Return where the next request within this time starts; 0 if there is none."""
         before = len(origin.requests)
         origin.broker.advance(after_ns)
         if len(origin.requests) == before:
@@ -124,7 +124,7 @@ class TestGaps:
         assert self.start_of_next(origin) == 0
 
     def test_a_delivery_is_missing(self, origin: Played) -> None:
-        """10"""
+        """Vector 10."""
         origin.send(5, 5)
         assert self.start_of_next(origin) == 4
         assert stored(origin.broker, "A") == [b"m1", b"m2", b"m3"]
@@ -159,7 +159,7 @@ class TestGaps:
     def test_a_heartbeat_with_a_missing_sequence_starts_a_new_consumer(
         self, origin: Played, count: int, start: int
     ) -> None:
-        """11"""
+        """Vector 11."""
         origin.beat(count)
         assert self.start_of_next(origin) == start
 
@@ -172,7 +172,7 @@ class TestGaps:
         assert origin.answers == [b"NATS/1.0\r\nNats-Last-Consumer: 3\r\nNats-Last-Stream: 3\r\n\r\n"]
         origin.status(b"Idle Heartbeat", Nats_Last_Consumer=3, Nats_Consumer_Stalled="$JS.FC.O.x.abcd")
         assert origin.answers[1:] == [b""]
-        # After a reset the consumer counts from one again, and still waits for what it asked before.
+        # After a reset the consumer counts from one again, and still waits for its earlier request.
         origin.status(b"Idle Heartbeat", Nats_Last_Consumer=0, Nats_Consumer_Stalled="$JS.FC.O.x.abcd")
         assert origin.answers[2:] == [b""]
 
@@ -195,7 +195,7 @@ class TestGaps:
 
 class TestRetries:
     def test_with_growing_patience(self) -> None:
-        """12: after 12 s, then 22 s, at most two minutes."""
+        """Vector 12: after 12 s, then 22 s, at most two minutes."""
         broker = started()
         origin = Played(broker)
         entry = {"name": "O", "external": {"api": "X.API", "deliver": ""}}
@@ -310,7 +310,7 @@ def test_everything_at_once(seed: int) -> None:
         elif choice == 1:
             broker.call("STREAM.UPDATE.A", name="A", sources=ways[rng.randrange(3)])
         elif choice == 2:
-            for consumer in ("D", "U"):  # not beyond what was copied: that would be a wish to skip
+            for consumer in ("D", "U"):  # not beyond what was copied: that would skip messages on purpose
                 broker.call_nowait(
                     f"CONSUMER.RESET.O.{consumer}", seq=rng.randrange(len(stored(broker, "A")) + 1) + 1
                 )
@@ -325,7 +325,7 @@ def test_everything_at_once(seed: int) -> None:
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
 @pytest.mark.parametrize("kind", ["source", "mirror"])
 def test_migration_of_a_queue(kind: str, retention: str) -> None:
-    """From the consumer that the origin made durable to one of ours and back, while messages are not acknowledged yet."""
+    """From the consumer that the upstream made durable to a server-managed one and back, with pending messages."""
     broker = started()
     broker.call("STREAM.CREATE.O", name="O", subjects=["o.>"], retention=retention)
     managed = KINDS["server-managed" if kind == "source" else "mirror-managed"]
@@ -369,7 +369,7 @@ def test_a_position_that_is_missing_is_told_by_the_copies() -> None:
 
 
 class TestBatches:
-    """Seed 4: a stream that does batches itself shows a sourced one as a whole."""
+    """A stream that allows batches shows a sourced batch as a whole."""
 
     def publish(self, broker: SimBroker, name: str, size: int, commit: str = "1") -> None:
         for position in range(1, size + 1):
@@ -379,7 +379,7 @@ class TestBatches:
             )
 
     def seen(self, broker: SimBroker) -> dict[bytes, int]:
-        """How many members of each batch a reader of A could have seen."""
+        """Return how many members of each batch a reader of A could have seen."""
         log = broker.jetstream.streams["A"].log
         counts: dict[bytes, int] = {}
         for seq in log.find_seqs(None, log.first_seq, log.committed_seq).tolist():
@@ -423,7 +423,7 @@ class TestBatches:
         self.member(origin, 1)
         self.member(origin, 2)
         origin.status(b"FlowControl Request", reply=b"$JS.FC.O.x.abcd")
-        # They are durable, though nobody sees them: the origin may forget them.
+        # They are durable, though not visible: the upstream may remove them.
         assert origin.answers == [b"NATS/1.0\r\nNats-Last-Consumer: 2\r\nNats-Last-Stream: 2\r\n\r\n"]
         assert stored(broker, "A") == []
         self.member(origin, 3, commit=True)
@@ -464,7 +464,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("pending", [0, 3])
     def test_a_heartbeat_in_mid_batch(self, pending: int) -> None:
-        """While the origin has more to send a heartbeat, as of a paused consumer, does not break a batch."""
+        """While the upstream has more to send, a heartbeat, as of a paused consumer, does not break a batch."""
         broker = started()
         origin = Played(broker)
         entry = {"name": "O", "external": {"api": "X.API", "deliver": ""}}

@@ -21,7 +21,7 @@ MANAGED = {"consumer": {"name": "D", "server_managed": True}}
 
 
 class Clash:
-    """O and the copy B on one server, the copy A on the other; A came first."""
+    """O and the copy B are on one server, the copy A on the other; A was first."""
 
     def __init__(self, seed: str, retention: str) -> None:
         random.seed(seed)
@@ -136,7 +136,7 @@ def test_the_second_goes_on_when_the_first_is_gone(clash: Clash) -> None:
 
 
 def test_a_stream_that_was_away_takes_its_consumer_over(clash: Clash) -> None:
-    """Deleted while its origin could not be reached, so that the consumer stayed, and created again."""
+    """It was deleted while its upstream was unreachable, so that the consumer stayed, and was created again."""
     clash.pair.disconnect()
     clash.call(clash.far, "STREAM.DELETE.A")
     clash.make_first()

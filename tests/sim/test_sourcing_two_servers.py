@@ -68,7 +68,7 @@ class Copying:
         self.copies("mirror" if mirror else "sources", way, create=True)
 
     def copies(self, kind: str, way: str, *, create: bool = False) -> None:
-        """Say how A reads O."""
+        """Configure how A reads O."""
         api = f"$JS.{self.origin.domain}.API"
         entry = {"name": "O", "external": {"api": api, "deliver": ""}, **WAYS[way]}
         verb = "CREATE" if create else "UPDATE"
@@ -119,7 +119,7 @@ class Copying:
         self._confirm()
 
     def await_reader(self) -> None:
-        """Until the origin has a consumer for the copy: what comes before is of no interest to an interest stream."""
+        """Wait until the upstream has a consumer for the copy: an interest stream would drop earlier messages."""
         for _ in range(120):
             self.pair.advance(SECOND)
             if any(self.origin.jetstream.streams["O"].consumer_set):
@@ -178,7 +178,7 @@ def faults(copying: Copying, turns: int, choose: Callable[[int], None]) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["mirror", "source"])
 def test_cuts_and_crashes(kind: str, way: str, retention: str, upward: bool) -> None:
-    """The link is cut at any byte; either side loses power; publishing goes on."""
+    """The connection is cut at any byte; either side loses power; clients keep publishing."""
     seed = f"cuts/{kind}/{way}/{retention}/{upward}"
     copying = Copying(seed, way=way, retention=retention, mirror=kind == "mirror", upward=upward)
     copying.pair.advance(SECOND)
@@ -203,7 +203,7 @@ def test_cuts_and_crashes(kind: str, way: str, retention: str, upward: bool) -> 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["mirror", "source"])
 def test_a_copy_is_complete_though_messages_are_lost(kind: str, way: str, retention: str) -> None:
-    """One message in ten gets lost on the way, data, requests, answers and statuses alike."""
+    """One message in ten is lost on the way: data, requests, replies and statuses alike."""
     copying = Copying(
         f"lost/{kind}/{way}/{retention}", way=way, retention=retention, mirror=kind == "mirror", upward=True
     )
@@ -218,7 +218,7 @@ def test_a_copy_is_complete_though_messages_are_lost(kind: str, way: str, retent
 @pytest.mark.parametrize("way", ["server-managed", "user-managed"])
 @pytest.mark.parametrize("kind", ["mirror", "source"])
 def test_a_copy_is_complete_though_its_consumer_is_reset_and_paused(kind: str, way: str) -> None:
-    """The consumer is reset backward, paused and resumed; the link is cut meanwhile."""
+    """The consumer is reset backward, paused and resumed; the connection is cut meanwhile."""
     copying = Copying(
         f"people/{kind}/{way}", way=way, retention="limits", mirror=kind == "mirror", upward=False
     )
@@ -227,7 +227,7 @@ def test_a_copy_is_complete_though_its_consumer_is_reset_and_paused(kind: str, w
 
     def choose(_: int) -> None:
         what = copying.rng.randrange(4)
-        if what == 0:  # not beyond what was copied: that would be a wish to skip
+        if what == 0:  # not beyond what was copied: that would skip messages on purpose
             known = len(copying.stored(origin=False))
             copying.origin.call_nowait(f"CONSUMER.RESET.O.{name}", seq=copying.rng.randrange(known + 1) + 1)
         elif what == 1:
@@ -246,7 +246,7 @@ def test_a_copy_is_complete_though_its_consumer_is_reset_and_paused(kind: str, w
 
 @pytest.mark.parametrize("kind", ["mirror", "source"])
 def test_a_reset_of_a_consumer_that_is_full_at_once(kind: str) -> None:
-    """What it delivers again is known, so it is not acknowledged; yet nobody asks and answers without end."""
+    """Redelivered messages are known and not acknowledged again, yet requests and replies do not loop."""
     copying = Copying(
         f"full/{kind}", way="user-managed", retention="limits", mirror=kind == "mirror", upward=False
     )
@@ -256,7 +256,7 @@ def test_a_reset_of_a_consumer_that_is_full_at_once(kind: str) -> None:
     copying.pair.advance(3 * SECOND)
     copying.origin.call_nowait("CONSUMER.RESET.O.U", seq=1)
     (link,) = copying.copy.jetstream.streams["A"].sourcing._replicators.values()
-    for _ in range(5000):  # it acknowledges anew what it has
+    for _ in range(5000):  # it acknowledges again what it has
         copying.pair.pass_time(SECOND // 100)
         copying.pair.step()
         if link._receiver._stored_position[1] == 6:
@@ -264,7 +264,7 @@ def test_a_reset_of_a_consumer_that_is_full_at_once(kind: str) -> None:
     assert link._receiver._stored_position[1] == 6
     copying.origin.call_nowait(
         "CONSUMER.RESET.O.U", seq=10
-    )  # beyond what it has acknowledged, not beyond what it has
+    )  # beyond its ack floor, but not beyond what it has
     copying.pair.run_until_idle()
     copying.publish()
     copying.heal()
@@ -295,7 +295,7 @@ def test_a_reset_forward_skips_what_it_says(kind: str, way: str) -> None:
 
 @pytest.mark.parametrize("kind", ["mirror", "source"])
 def test_an_origin_that_is_purged(kind: str) -> None:
-    """What was copied stays, what was not is gone, what comes after is copied."""
+    """What was copied stays, what was not is gone, and later messages are copied."""
     copying = Copying(
         f"purge/{kind}", way="ephemeral", retention="limits", mirror=kind == "mirror", upward=True
     )
@@ -317,7 +317,7 @@ def test_an_origin_that_is_purged(kind: str) -> None:
 @pytest.mark.parametrize("retention", RETENTIONS)
 @pytest.mark.parametrize("kind", ["mirror", "source"])
 def test_migration_under_load(kind: str, retention: str) -> None:
-    """From one way of reading to another and back while messages are on their way and the link comes and goes."""
+    """From one kind of consumer to another and back, with messages in flight and a connection that breaks."""
     copying = Copying(
         f"migrate/{kind}/{retention}",
         way="ephemeral",
@@ -327,7 +327,7 @@ def test_migration_under_load(kind: str, retention: str) -> None:
     )
     copying.pair.advance(SECOND)
     ways = ["server-managed", "ephemeral"]
-    if retention != "workqueue":  # where two consumers cannot stand side by side
+    if retention != "workqueue":  # if two consumers cannot exist at the same time
         ways += ["user-managed"]
         config = {"durable_name": "U", "ack_policy": "flow_control", "deliver_subject": "d.u"}
         copying.call(True, "CONSUMER.CREATE.O.U", stream_name="O", config=config)
@@ -341,13 +341,13 @@ def test_migration_under_load(kind: str, retention: str) -> None:
     faults(copying, 12, choose)
     copying.copies("mirror" if kind == "mirror" else "sources", "server-managed")
     copying.heal()
-    if retention == "interest":  # the consumer that nobody reads from any more keeps what it has not seen
+    if retention == "interest":  # the unused consumer keeps what it has not delivered
         copying.call(True, "CONSUMER.DELETE.O.U")
     copying.check()
 
 
 def crash_in_mid_write(copying: Copying) -> None:
-    """The copy loses power while something is not durable there, again and again."""
+    """Crash the copy's server while it has changes that are not durable, several times."""
     copying.pair.advance(SECOND)
     for _ in range(12):
         for _ in range(copying.rng.randrange(3, 9)):
@@ -365,7 +365,7 @@ def crash_in_mid_write(copying: Copying) -> None:
 
 
 class TestMidWrite:
-    """Where origin and copy share no disk, an answer that leaves before the copy is durable loses messages."""
+    """Upstream and copy share no disk, so a reply that is sent before the copy is durable loses messages."""
 
     def copying(self, retention: str, seed: int) -> Copying:
         name = f"mid/{retention}/{seed}"
@@ -380,7 +380,7 @@ class TestMidWrite:
 
     @pytest.mark.parametrize("retention", ["workqueue", "interest"])
     def test_a_hasty_answer_is_caught(self, retention: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A planted bug: the answer to a flow-control request does not wait for the disk."""
+        """A planted bug: the reply to a flow-control request does not wait for the disk."""
 
         def answer(arrivals: UpstreamReceiver, reply: bytes) -> None:
             block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
@@ -396,10 +396,10 @@ class TestMidWrite:
 
 
 class TestBatches:
-    """A sourced batch becomes visible as a whole, also when it is larger than what may be unacknowledged."""
+    """A sourced batch becomes visible as a whole, also if it is larger than max_ack_pending."""
 
     def visible(self, copying: Copying) -> dict[bytes, int]:
-        """How many members of each batch a reader of the copy could have seen."""
+        """Return how many members of each batch a reader of the copy could have seen."""
         log = copying.copy.jetstream.streams["A"].log
         counts: dict[bytes, int] = {}
         for seq in log.find_seqs(None, log.first_seq, log.committed_seq).tolist():

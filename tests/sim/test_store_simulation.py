@@ -38,13 +38,13 @@ def test_every_promise_holds_for_every_seed(
 
 @pytest.mark.parametrize("seed", [503, 1410])
 def test_every_promise_holds_for_seeds_that_once_failed(seed: int) -> None:
-    """Seeds beyond the first ones that found something: docs/explanation/campaigns.md."""
+    """Seeds that found a bug: docs/explanation/campaigns.md."""
     run(seed)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_seed_decides_everything(seed: int) -> None:
-    """Also under another order of hashes, which differs from process to process."""
+    """The result does not depend on PYTHONHASHSEED either."""
     assert digests("sim.test_store_simulation", seed) == {run(seed)}
 
 

@@ -211,8 +211,8 @@ steps = st.one_of(
 )
 
 
-# The model is exact to a tenth of a second; where a step and a deadline come closer than that, about once in 3,000 stories,
-# both are right and differ. So the stories are always the same ones.
+# The model is exact to a tenth of a second. If a step and a deadline are closer than that, about once in 3,000
+# examples, both are right and differ. So the examples are always the same ones.
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     max_age=st.sampled_from([0, 3, 6]),
@@ -232,7 +232,7 @@ def test_any_story_agrees_with_the_model(
     }
     create(broker, max_age=max_age * SECOND, **config)
     for kind, subject, number in story:
-        broker.advance(SECOND // 1000)  # so that nothing falls due in the very moment of a later step
+        broker.advance(SECOND // 1000)  # so that nothing falls due at the very moment of a later step
         if kind == "publish":
             text = {0: "", NEVER: "never"}.get(number, f"{number}s")
             broker.publish(subject, b"x", Nats_TTL=text)
@@ -241,7 +241,7 @@ def test_any_story_agrees_with_the_model(
             broker.call_nowait("STREAM.PURGE.S", filter=subject)
             model.purge(subject)
         elif kind == "update":
-            # Away from the moments at which something falls due: what is swept at the last moment is nobody's promise.
+            # Away from deadlines: whether an expiry at the very last moment has been processed is not guaranteed.
             broker.advance(23 * SECOND // 100)
             model.wait(0.23)
             model.max_age = number

@@ -32,23 +32,23 @@ Begun = Callable[[Query], Query]
 
 _numbers = itertools.count(1)
 FOLDER = Path(__file__).parent
-#: How long answers are waited for where they must come: a machine that halts for some seconds is no defect.
+#: Timeout for replies that must arrive. Generous, because the machine may pause for some seconds.
 PATIENCE_S = 30.0
-#: Short queries on few cores: what the second compiler and parallel collection cost is never earned back.
+#: Queries are short and cores few: the second compiler and parallel collection would cost more than they save.
 BRISK = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Only one worker starts Spark, whose start alone can take a minute on a busy machine.
+    """Run all tests of this folder on one worker: starting Spark can take a minute on a busy machine.
 
-    First, because the test runner looks at the groups in this hook too, and this file may have been loaded before it.
+    tryfirst, because pytest-xdist reads the groups in this hook too, and may have been loaded before this file.
     """
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.timeout(300))
-            # What Spark says of the newest pandas whenever Arrow is used; nothing here goes through pandas.
+            # A warning of Spark about recent pandas versions whenever Arrow is used; nothing here uses pandas.
             item.add_marker(pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"))
 
 
@@ -57,8 +57,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.update(BRISK)
-    # Spark gives the process of a streaming reader ten seconds to begin, and nobody can give it more: what it imports is
-    # compiled and near by then.
+    # Spark gives the process of a streaming reader ten seconds to start, which cannot be configured: compile and
+    # cache its imports before.
     importlib.import_module("pyspark.sql.streaming.python_streaming_source_runner")
     folder = tmp_path_factory.mktemp("spark")
     session = (
@@ -82,7 +82,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(autouse=True)
 def _no_lease_outlives_its_test() -> Iterator[None]:
-    """A query that a test began itself, as Spark's driver would, is ended there: otherwise it renews its lease for ever."""
+    """End queries that a test started in the role of Spark's driver; otherwise they would renew their leases forever."""
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
@@ -92,7 +92,7 @@ def _no_lease_outlives_its_test() -> Iterator[None]:
 
 
 class Broker:
-    """A server with a blocking link to it, and short ways to make and fill streams."""
+    """A server with a blocking connection, and helpers to create and fill streams."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -108,7 +108,7 @@ class Broker:
 
     @property
     def web(self) -> str:
-        """The address of its HTTP port."""
+        """Return the address of its HTTP port."""
         return self.server.monitoring_url("").rstrip("/")
 
     def api(self, call: str, body: Any = None) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Broker:
         return state
 
     def publish(self, stream: str, messages: Iterable[tuple[str, bytes, bytes]]) -> None:
-        """(subject, header lines, payload) each; returns when all are stored."""
+        """Publish (subject, header lines, payload) each; return when all are stored."""
         frames = [_frame(*message) for message in messages]
         want = self.state(stream)["last_seq"] + len(frames)
         self.link.send(b"".join(frames))
@@ -156,7 +156,7 @@ def _frame(subject: str, lines: bytes, payload: bytes) -> bytes:
 
 
 def eventually(condition: Callable[[], bool], patience_s: float = 90.0) -> None:
-    """Wait until it holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
@@ -164,7 +164,7 @@ def eventually(condition: Callable[[], bool], patience_s: float = 90.0) -> None:
 
 
 def monitored() -> Setup:
-    """With an HTTP port that stays the same over restarts."""
+    """Return a setup with an HTTP port that stays the same after restarts."""
     return Setup(flags=("-m", str(free_port())))
 
 
@@ -187,13 +187,13 @@ def broker(request: pytest.FixtureRequest, brokers: dict[str, Broker]) -> Broker
 
 @pytest.fixture
 def ours(brokers: dict[str, Broker]) -> Broker:
-    """The Headrace broker, where nothing depends on the server."""
+    """The Headrace server, for tests in which the server does not matter."""
     return brokers[OURS]
 
 
 @pytest.fixture
 def own_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """A Headrace broker of the test's own, to be killed and started again."""
+    """A Headrace server for one test, to be killed and restarted."""
     made = Broker(Server(getattr(request, "param", OURS), monitored()))
     yield made
     made.close()
@@ -201,7 +201,7 @@ def own_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 @pytest.fixture
 def begun() -> Iterator[Begun[Any]]:
-    """`begun(reader)`: a streaming reader that the test uses as Spark's driver does; it ends with the test."""
+    """`begun(reader)`: a streaming reader that the test uses as Spark's driver does; it is stopped with the test."""
     readers: list[DataSourceStreamReader] = []
 
     def begin(reader: Query) -> Query:
@@ -231,7 +231,7 @@ def load(spark: SparkSession) -> Callable[..., DataFrame]:
 
 @pytest.fixture
 def pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """`headrace pipeline ...` in the session that is there; what it says at its end."""
+    """Run `headrace pipeline ...` in the existing session; return its final output."""
 
     @contextmanager
     def shared(_: str) -> Iterator[SparkSession]:

@@ -1,4 +1,4 @@
-"""Claims in a query: references as a column, payloads in the rows, and functions that run where they are."""
+"""Claims in a query: references as a column, payloads in the rows, and functions that run in the tasks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def settings(config: ClaimConfig, tmp_path: Path) -> str:
 
 @pytest.fixture
 def stocked(broker: Broker, name: str, config: ClaimConfig) -> list[bytes]:
-    """A stream of three claims and a small message between them."""
+    """A stream with three claims and a small message between them."""
     broker.create(name, allow_msg_ttl=True)
     payloads = [b"a" * 5000, b"small", b"b" * 70_000, b"c" * 2000]
     asyncio.run(published(broker.url, config, name, payloads))
@@ -188,7 +188,7 @@ def test_what_is_wrong_with_claims_is_said_at_once(ours: Broker, load: Load, tmp
 def test_payloads_are_in_an_object_store(
     ours: Broker, load: Load, spark: SparkSession, name: str, weed: Weed
 ) -> None:
-    """Tasks are forked processes, and the client of an object store has threads: each makes its own."""
+    """Tasks are forked processes, and the client of an object store has threads: each task creates its own."""
     ours.create(name)
     config = ClaimConfig(name, backend="s3", bucket=name.lower(), threshold=1000, store=weed.settings)
     payloads = [bytes([number]) * 200_000 for number in range(20)]

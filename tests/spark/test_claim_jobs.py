@@ -1,4 +1,4 @@
-"""Claims audited and collected by Spark: what is needed stays, what leaks is found, every removal is told."""
+"""Claims audited and collected by Spark: needed claims stay, leaks are found, every removal is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RETENTION_S = 1
 
 
 def claimed(broker: Broker, config: ClaimConfig, work: Callable[[Claims], Awaitable[Any]]) -> Any:
-    """Do something with claims, on a connection of its own."""
+    """Use claims on a separate connection."""
 
     async def done() -> Any:
         connection = await nats.connect(broker.url, connect_timeout=PATIENCE_S)
@@ -66,7 +66,7 @@ def test_what_nobody_needs_is_collected(
     broker.api(f"CONSUMER.DURABLE.CREATE.{name}.c", {"stream_name": name, "config": consumer})
 
     async def live(claims: Claims) -> list[str]:
-        """Three claims: one read, one whose message is removed, one that waits; and two objects of nobody."""
+        """Three claims: one read, one whose message is removed, one unread; and two orphaned objects."""
         ids = []
         for each in ("read", "removed", "waiting"):
             sent = await claims.producer.publish(f"{name}.{each}", LARGE)
@@ -84,7 +84,7 @@ def test_what_nobody_needs_is_collected(
     over_s = time.monotonic() + RETENTION_S + 0.1
     source = {"servers": broker.url}
     dry = jobs.claims_collect(spark, source, config=config, dry_run=True)
-    if "collected" not in dry.actions:  # a fast machine
+    if "collected" not in dry.actions:  # on a fast machine
         time.sleep(max(over_s - time.monotonic(), 0))
         dry = jobs.claims_collect(spark, source, config=config, dry_run=True)
     assert dry.removed == dry.actions["collected"] + dry.actions["orphan"] == 2
@@ -224,11 +224,11 @@ def test_a_claim_that_nobody_can_be_asked_about_fails_no_task(
 
 
 async def _nothing(_: Any) -> None:
-    """A handler that is content."""
+    """Succeed without doing anything."""
 
 
 def publish(broker: Broker, config: ClaimConfig, subject: str) -> str:
-    """A claim is published; its id."""
+    """Publish a claim; return its id."""
 
     async def published(claims: Claims) -> str:
         sent = await claims.producer.publish(subject, LARGE)
@@ -258,7 +258,7 @@ def test_who_vouches_for_a_stream_that_cannot_be_read_is_refused(
     claim = publish(ours, config, f"{name}.a")
 
     async def forgotten(claims: Claims) -> None:
-        """As after two attempts at once, of which one was undone."""
+        """Leave the state after two concurrent attempts of which one was undone."""
         await claims.jetstream.api_request("STREAM.PURGE.CLAIMS", {"filter": f"$CLAIMS.claim.{name}.*"})
 
     claimed(ours, config, forgotten)
@@ -281,7 +281,7 @@ def test_lives_of_claims_are_told(
     config: ClaimConfig,
     tmp_path: Path,
 ) -> None:
-    """Every state once, from events and objects; by the command line, as a page that loads nothing."""
+    """Every state once, from events and objects; on the command line, as a page without external resources."""
 
     async def stored(claims: Claims) -> None:
         future, past = "2999010100", "2020010100"
@@ -321,7 +321,7 @@ def test_the_hour_of_a_key_is_utc_whatever_the_session_says(
     ours: Broker, spark: SparkSession, name: str, config: ClaimConfig, zone: str
 ) -> None:
     async def stored(claims: Claims) -> None:
-        """Two objects that nobody knows, an upload under way and one that is overdue."""
+        """Two orphaned objects, an upload in progress and an overdue one."""
         now = int(time.time())
         for end, claim in ((now + 5 * 3600, "young"), (now - 3 * 3600, "old")):
             await claims.store.put(make_key(name, f"{name}.x", end, claim), b"x", StaticAttributes())

@@ -1,4 +1,4 @@
-"""What leases say of a query, and what they do when the server does not take them."""
+"""What leases record about a query, and what happens when the server rejects them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
 
 
 class Server:
-    """Refuses with what it is given, and notes what it is told."""
+    """Replies with the given errors, and records what it receives."""
 
     def __init__(self) -> None:
         self.told: list[int] = []
         self.refusal: Exception | None = None
-        self.claimless = 0  # so often there is no registry yet
+        self.claimless = 0  # this many requests find no registry yet
 
     def write(self, link: Any, options: Any, subject: str, reach: LeaseRange) -> bool:
         self.told.append(reach.finished)
@@ -79,9 +79,9 @@ def test_the_registry_may_come_later(
     monkeypatch.setattr(claim_lease, "_RENEW_CHECK_S", 0.01)
     server.claimless = 3
     lease.extend(LeaseRange(5, 1))
-    eventually(lambda: lease._written_range is not None)  # which the lease knows a moment after the server
+    eventually(lambda: lease._written_range is not None)  # the lease is updated shortly after the server
     lease.extend(LeaseRange(5, 1))
-    assert server.told == [5] * 4  # told once it is there, and not again
+    assert server.told == [5] * 4  # reported once when it exists, not again
 
 
 def test_before_each_position_it_is_asked_anew(server: Server, lease: ClaimReaderLease) -> None:
@@ -100,7 +100,7 @@ def test_who_may_not_say_what_it_reads_does_not_try_again(server: Server, lease:
 
 
 def test_a_lease_goes_back_with_its_query(server: Server, lease: ClaimReaderLease) -> None:
-    """Where a server has an older state again, sequences that were finished come once more."""
+    """If a server has been restored to an older state, finished sequences appear again."""
     lease.extend(LeaseRange(9, 1))
     lease.extend(LeaseRange(4, 1))
     assert server.told == [9, 4]
@@ -142,13 +142,13 @@ async def _keep_claims(url: str) -> None:
 
 @pytest.fixture
 def keeping(ours: Broker) -> Broker:
-    """A server that keeps claims."""
+    """A server with a registry of claims."""
     asyncio.run(_keep_claims(ours.url))
     return ours
 
 
 def told(broker: Broker, stream: str) -> dict[str, Any]:
-    """What the lease of reader `r` says."""
+    """Return the lease of reader `r`."""
     found = broker.api("STREAM.MSG.GET.CLAIMS", {"last_by_subj": f"$CLAIMS.reader.{stream}.r"})["message"]
     said: dict[str, Any] = json.loads(base64.b64decode(found["data"]))
     return said
@@ -156,7 +156,7 @@ def told(broker: Broker, stream: str) -> dict[str, Any]:
 
 @pytest.fixture
 def query(begun: Begun[JetStreamMicroBatchReader]) -> Callable[..., JetStreamMicroBatchReader]:
-    """`query(broker, stream, **options)`: a streaming query as Spark's driver has it."""
+    """`query(broker, stream, **options)`: a streaming query as Spark's driver uses it."""
 
     def begin(broker: Broker, stream: str, **options: str) -> JetStreamMicroBatchReader:
         given = {"servers": broker.url, "stream": stream, "claimReader": "r", **options}

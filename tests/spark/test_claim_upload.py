@@ -1,4 +1,4 @@
-"""Payloads that are too large for a message: the sink makes them claims, once, and leaves none behind."""
+"""Payloads that are too large for a message: the sink stores each as a claim once, and leaves no orphans."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_repeated_task_puts_nothing_away_twice(
 def test_a_claim_whose_facts_change_while_a_repeated_task_looks_is_looked_at_again(
     ours: Broker, name: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by the word of where its message is, which the first attempt sends without waiting."""
+    """For example because the first attempt records the position of its message without waiting."""
     sink(ours, name)
     place = target(ours, name, settings)
     some = [make_message_columns(rows(name, 1))]
@@ -139,7 +139,7 @@ def test_claims_of_refused_rows_are_removed(ours: Broker, name: str, settings: s
 
 
 def messages(broker: Broker, stream: str) -> list[dict[str, Any]]:
-    """All that a stream has, but for the sink's own records."""
+    """Return all messages of a stream, except the sink's own records."""
     state = broker.state(stream)
     every = (
         broker.api(f"STREAM.MSG.GET.{stream}", {"seq": seq})["message"]
@@ -149,20 +149,20 @@ def messages(broker: Broker, stream: str) -> list[dict[str, Any]]:
 
 
 def claims_in(found: list[dict[str, Any]]) -> set[str]:
-    """The claims that messages refer to."""
+    """Return the claims that messages refer to."""
     large = (json.loads(base64.b64decode(each["data"])) for each in found if "hdrs" in each)
     return {reference["claim_id"] for reference in large if isinstance(reference, dict)}
 
 
 def kept(folder: Path) -> set[str]:
-    """The claims that there are objects of."""
+    """Return the claims that have objects."""
     return {path.name.partition(".")[0] for path in objects(folder)}
 
 
 def test_claims_of_stored_rows_stay_when_another_row_is_refused(
     broker: Broker, name: str, settings: str, tmp_path: Path
 ) -> None:
-    """By ids every row is stored or refused by itself; a refusal may even be answered before what was stored."""
+    """With message ids, each row is stored or rejected on its own; a rejection may arrive before an ack."""
     sink(broker, name)
     publisher = IdempotentWriter(target(broker, name, settings, progress_prefix=""))
     first, second = rows(name, 2)
@@ -231,7 +231,7 @@ def test_message_and_claim_of_a_repeated_task_end_together(
 
 
 def test_a_large_row_keeps_its_content_type(ours: Broker, name: str, settings: str) -> None:
-    """Readers take it from the reference."""
+    """Readers get it from the reference."""
     sink(ours, name)
     line = b"A: b\r\nContent-Type: application/json\r\n"
     AtomicWriter(target(ours, name, settings)).publish(

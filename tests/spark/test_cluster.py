@@ -1,4 +1,4 @@
-"""On a cluster: a real master and two workers on loopback, and Spark Connect. The drivers are processes of their own."""
+"""On a cluster: a real master and two workers on loopback, and Spark Connect. The drivers are separate processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Process:
 
 
 class Cluster:
-    """A standalone master and two workers of one core each."""
+    """A standalone master and two workers with one core each."""
 
     def __init__(self, folder: Path) -> None:
         program = str(HOME / "bin" / "spark-class")
@@ -91,7 +91,7 @@ class Cluster:
             raise
 
     def executors(self) -> list[int]:
-        """The processes that run tasks."""
+        """Return the processes that run tasks."""
         workers = {process.pid for process in self.processes[1:]}
         return [pid for pid, parent, line in processes() if parent in workers and b"ExecutorBackend" in line]
 
@@ -101,7 +101,7 @@ class Cluster:
 
 
 def processes() -> Iterator[tuple[int, int, bytes]]:
-    """(process, its parent, its command line) of all that run."""
+    """Return (process, parent, command line) of all running processes."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -118,7 +118,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def driver(script: str, folder: Path, **values: Any) -> Process:
-    """Run a script that has `values` as its names; it leaves its findings in the file `found`."""
+    """Run a script with `values` as its variables; it writes its results to the file `found`."""
     names = values | {"folder": str(folder)}
     body = (
         f"import json\nfrom pathlib import Path\nfrom pyspark.sql import SparkSession\nvalues = {names!r}\n"
@@ -166,7 +166,7 @@ def test_a_standalone_cluster_reads_by_both_paths_and_survives_a_killed_executor
         assert commits.is_dir(), process.text()[-4000:]
         eventually(lambda: len(cluster.executors()) == 2)
         os.kill(cluster.executors()[0], signal.SIGKILL)
-        own_broker.fill(name, MESSAGES, start=MESSAGES)  # work that is left after its death
+        own_broker.fill(name, MESSAGES, start=MESSAGES)  # work that remains after its death
         (tmp_path / "all").touch()
         process.ended_well()
     finally:

@@ -1,4 +1,4 @@
-"""The pages on Spark run as they stand."""
+"""The pages about Spark run as they are."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page need not say how long its connections may take; on a machine that halts it is longer than usual."""
+    """Use longer connection timeouts than the pages, because the machine may pause."""
     monkeypatch.setattr(nats, "connect", partial(nats.connect, connect_timeout=PATIENCE_S))
 
 
 def run(page: str, names: dict[str, Any], **replaced: str) -> int:
-    """Run the code of a page, in order; how many blocks there were."""
+    """Run the code of a page, in order; return the number of blocks."""
     blocks = BLOCK.findall((DOCS / page).read_text())
     for block in blocks:
         for text, instead in replaced.items():
@@ -42,7 +42,7 @@ def test_the_spark_docs_run(ours: Broker, spark: SparkSession) -> None:
 
 
 def test_the_spark_tutorial_runs(ours: Broker, spark: SparkSession, tmp_path: Path) -> None:
-    """In the session that is there, which `getOrCreate` finds; its pictures are those that the page shows."""
+    """In the existing session, which `getOrCreate` finds; its charts are those on the page."""
     assert run("tutorials/spark.md", {}, url=ours.url, images=str(tmp_path)) >= 12
     shown = re.findall(r"!\[.*?\]\(\.\./images/(.*?)\)", (DOCS / "tutorials" / "spark.md").read_text())
     assert sorted(shown) == sorted(path.name for path in tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Rows become messages: which columns there may be, and what is made of them. No server, no session."""
+"""Rows are encoded as messages: allowed columns and their effect. Needs no server and no session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT = StringType()
 
 
 def lines_of(schema: StructType, arrow: dict[str, pa.DataType], **columns: list[Any]) -> list[bytes]:
-    """The header lines of rows."""
+    """Return the header lines of rows."""
     arrays = [pa.array(values, arrow[name]) for name, values in columns.items()]
     batch = pa.RecordBatch.from_arrays(arrays, names=list(columns))
     lines = encode_batch(batch, make_row_layout(schema, "s")).header_lines

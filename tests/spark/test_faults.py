@@ -1,4 +1,4 @@
-"""What goes wrong in the middle: nothing is lost in silence, and nothing is there twice."""
+"""Faults during reads and writes: nothing is lost silently, and nothing is stored twice."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_repeated_batch_reads_what_has_expired_since(
         broker.publish(name, [(f"{name}.x", b"Nats-TTL: %ds\r\n" % ttl, b"%d" % n) for n in range(20)])
         batches = [planned(path) for path in (broker.path, broker.web)]
         if broker.state(name)["messages"] == 20:
-            break  # else the machine was too slow to plan for them all: once more, with messages that live longer
+            break  # otherwise the machine was too slow to plan before they expired: retry with a longer TTL
         broker.api(f"STREAM.PURGE.{name}")
     eventually(lambda: broker.state(name)["messages"] == 0)
     for path, start, end in batches:
@@ -130,7 +130,7 @@ def test_a_repeated_batch_reads_what_has_expired_since(
 def test_what_comes_after_a_loss_is_read_where_loss_is_accepted(
     own_broker: Broker, name: str, tmp_path: Path
 ) -> None:
-    """The server has an older state again than the checkpoint speaks of, as after a restore."""
+    """The server has an older state than the checkpoint refers to, as after a restore."""
     broker, server = own_broker, own_broker.server
     broker.create(name)
     broker.fill(name, 10)

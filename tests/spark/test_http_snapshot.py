@@ -1,4 +1,4 @@
-"""Pinned files over HTTP: the same rows as from the folder, and nothing for those whom the broker granted nothing."""
+"""Pinned files over HTTP: the same rows as from the folder, and nothing without a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs: land, unite, replay, snapshot; by Python and from the command line."""
+"""The jobs land, unite, replay and snapshot, from Python and from the command line."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_error_of_spark_is_cut_to_what_it_says() -> None:
 
 
 class Written:
-    """What a frame leaves in a folder, without a session."""
+    """Records what a frame writes to a folder, without a session."""
 
     @property
     def write(self) -> Written:

@@ -1,4 +1,4 @@
-"""A bucket as a table, as its history and as a feed of changes; and what is written to it."""
+"""A bucket as a table, as its history and as a stream of changes; and writes to it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_table_has_the_live_keys(broker: Broker, spark: SparkSession, name: st
 
 
 def values(broker: Broker, name: str, **options: str) -> dict[str, tuple[int, bytes]]:
-    """Revision and value of each key of a table, read as a task of Spark reads it."""
+    """Return revision and value of each key of a table, read as a Spark task reads it."""
     reader = KvDataSource({"servers": broker.url, "bucket": name, **options}).reader(KV_SCHEMA)
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     return {row["key"]: (row["revision"], row["value"]) for row in rows}
@@ -179,7 +179,7 @@ def test_rows_become_puts_deletes_and_purges(broker: Broker, spark: SparkSession
 def test_a_stream_of_changes_is_written_and_read(
     broker: Broker, spark: SparkSession, name: str, tmp_path: Path
 ) -> None:
-    """A feed of one bucket kept up in another: put, delete, purge, and what runs out."""
+    """Changes of one bucket applied to another: put, delete, purge and expiry."""
     copy = f"{name}C"
     for each in (name, copy):
         bucket(broker, each, 5)

@@ -1,4 +1,4 @@
-"""Reading while direct gets are answered by a replica or mirror that is behind: no row is skipped, none comes twice."""
+"""Reads while a lagging replica or mirror answers direct gets: no row is skipped or repeated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def numbers(query: JetStreamBatchReader) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A responder that stays behind is given up after as many tries, but sooner."""
+    """Shorten the pauses: a responder that keeps lagging is given up after the same number of retries, but sooner."""
     monkeypatch.setattr(direct_get_reader, "_LAG_PAUSE_S", 0.001)
 
 
@@ -152,7 +152,7 @@ def test_large_rows_of_the_leader_come_in_blocks(
 ) -> None:
     broker.create(name)
     broker.fill(name, 1)
-    # Small ones first: the size of what follows is not known.
+    # Small ones first: the size of the following ones is not known.
     sizes = [10] * 200 + [100_000] * 60 + [10] * 100
     with Behind(broker.url, name):
         broker.publish(name, [(f"{name}.{n % 7}", b"", b"x" * size) for n, size in enumerate(sizes)])
@@ -175,7 +175,7 @@ def test_large_rows_of_the_leader_come_in_blocks(
 def test_a_range_in_which_a_leader_is_elected(
     broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream without a leader answers 503 for a moment: no end of a read, whichever request meets it."""
+    """A stream without a leader returns 503 for a moment; that must not end a read, whichever request gets it."""
     broker.create(name)
     broker.fill(name, 10)
     refused: list[str] = []
@@ -276,7 +276,7 @@ def test_a_leader_that_lost_the_end_of_a_range_is_an_error(broker: Broker, name:
 
 
 async def test_a_key_is_created_by_what_the_leader_has(broker: Broker, name: str) -> None:
-    """A replica that does not know of the deletion shows a value, one that does not know of the key nothing."""
+    """A replica without the deletion returns a value, one without the key returns nothing."""
     stream = f"KV_{name}"
     broker.create(stream, subjects=[f"$KV.{name}.>"], max_msgs_per_subject=1, allow_rollup_hdrs=True)
     deleted = b"KV-Operation: DEL\r\n"
@@ -293,7 +293,7 @@ async def test_a_key_is_created_by_what_the_leader_has(broker: Broker, name: str
 
 
 def test_a_filtered_mirror_answers_for_its_origin(brokers: dict[str, Broker], name: str) -> None:
-    """nats-server asks any of origin and mirrors; a mirror that leaves out subjects has holes between its messages."""
+    """nats-server asks either upstream or mirrors; a mirror with a filter has gaps between its messages."""
     broker = brokers[REFERENCE]
     broker.create(name)
     broker.fill(name, 50)
@@ -310,7 +310,7 @@ def test_a_filtered_mirror_answers_for_its_origin(brokers: dict[str, Broker], na
 
 
 def _responders(broker: Broker, stream: str) -> set[bytes]:
-    """The streams that answer direct gets of one, as far as a few dozen requests show."""
+    """Return the streams that answer direct gets of a stream, as far as a few dozen requests show."""
     asked = [
         broker.link.request(f"$JS.API.DIRECT.GET.{stream}", {"next_by_subj": ">", "seq": 1})
         for _ in range(40)
@@ -330,7 +330,7 @@ def _clustered(cluster: Cluster, name: str) -> None:
 
 
 def _publish(link: BlockingConnection, name: str, start: int, count: int) -> None:
-    """Messages that are stored when this returns."""
+    """Publish messages and wait until they are stored."""
     waiting = {link.new_inbox(): n for n in range(start, start + count)}
     link.send(
         b"".join(
@@ -346,7 +346,7 @@ def _publish(link: BlockingConnection, name: str, start: int, count: int) -> Non
 
 
 def test_a_follower_that_was_suspended(cluster: Cluster, name: str) -> None:
-    """Read through a node that goes on after messages were stored without it."""
+    """Read through a node that resumes after messages were stored without it."""
     _clustered(cluster, name)
     follower, leader = cluster.followers_of(name)[0], cluster.leader_of(name)
     link = BlockingConnection(leader.address)

@@ -1,4 +1,4 @@
-"""A query that begins with the last message of each subject, as of one moment."""
+"""A query that starts with the last message of each subject, as of one moment."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_feed_of_a_bucket_begins_with_what_it_holds(broker: Broker, name: str)
 
 
 class Pages:
-    """A server that shows three subjects at a time; between two pages it loses some, or gets new ones."""
+    """A server that lists three subjects at a time; between two pages it loses some, or gets new ones."""
 
     def __init__(self, subjects: str, changes: list[tuple[str, str]]) -> None:
         self.subjects, self.changes = set(subjects), changes

@@ -1,4 +1,4 @@
-"""A stream read as a stream: offsets, limits, restarts and what is said when messages are gone."""
+"""A stream read as a stream: offsets, limits, restarts, and errors when messages are gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Start = Callable[..., StreamingQuery]
 
 
 class Landing:
-    """A streaming query from a stream to Parquet, which can be ended and started again."""
+    """A streaming query from a stream to Parquet, which can be stopped and started again."""
 
     def __init__(self, spark: SparkSession, broker: Broker, stream: str, folder: Path) -> None:
         self.spark, self.broker, self.stream = spark, broker, stream
@@ -39,13 +39,13 @@ class Landing:
         return writer.trigger(**trigger).start(self.target)
 
     def run(self, **options: Any) -> StreamingQuery:
-        """Read what is available, to the end."""
+        """Read everything available, then stop."""
         query = self.start(**options)
         assert query.awaitTermination(250)
         return query
 
     def numbers(self) -> list[int]:
-        """The payloads that arrived, sorted."""
+        """Return the payloads that arrived, sorted."""
         rows = self.spark.read.parquet(self.target).select("data").collect()
         return sorted(int(row.data) for row in rows)
 
@@ -88,7 +88,7 @@ def test_new_messages_come_by_themselves_and_the_lag_is_told(
     registry = CollectorRegistry()
     lag = watch(spark, registry)
     reader = spark.readStream.format("headrace").option("servers", broker.url).option("stream", stream)
-    frame = reader.load().select("seq")  # a new streaming query begins with what is new
+    frame = reader.load().select("seq")  # a new streaming query starts with new messages
     writer = frame.writeStream.queryName(stream).foreachBatch(
         lambda batch, _: seen.extend(r.seq for r in batch.collect())
     )
@@ -99,7 +99,7 @@ def test_new_messages_come_by_themselves_and_the_lag_is_told(
         broker.fill(stream, 5)
         eventually(lambda: len(seen) >= 5)
         eventually(lambda: lag.lag.get(stream) == {stream: 0})
-        # The listener sets the one after the other.
+        # The listener sets one after the other.
         eventually(lambda: registry.get_sample_value("headrace_spark_lag_messages", labels) == 0)
     finally:
         query.stop()
@@ -202,9 +202,9 @@ DRIVER = """
 def test_a_driver_killed_in_mid_query_costs_nothing_of_a_queue(
     spark: SparkSession, own_broker: Broker, name: str, tmp_path: Path
 ) -> None:
-    count = 10_000  # many more than it works off before it is killed
+    count = 10_000  # many more than it processes before it is killed
     own_broker.create(name, retention="workqueue")
-    # What the driver held when it was killed comes back after this time.
+    # Messages that the killed driver held are redelivered after this time.
     taking = {"durable_name": "spark", "ack_policy": "explicit", "ack_wait": 10**9, "max_ack_pending": -1}
     own_broker.api(f"CONSUMER.DURABLE.CREATE.{name}.spark", {"stream_name": name, "config": taking})
     own_broker.fill(name, count)

@@ -1,4 +1,4 @@
-"""Streams that keep messages only until they are worked on: acknowledged is what Spark has finished, and all of it."""
+"""Work-queue and interest streams: Spark acknowledges exactly what it has finished."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
 
 
 def durable(broker: Broker, stream: str, **config: Any) -> None:
-    """A consumer `c` that somebody made."""
+    """Create a consumer `c`, as a user would."""
     made = {"durable_name": "c", "ack_policy": "explicit", **config}
     broker.api(f"CONSUMER.DURABLE.CREATE.{stream}.c", {"stream_name": stream, "config": made})
 

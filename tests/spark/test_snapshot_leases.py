@@ -1,4 +1,4 @@
-"""What the direct path promises: a batch that is repeated has the same rows, and pins are let go of in time."""
+"""Guarantees of the direct path: a repeated batch has the same rows, and pins are released in time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reader = Callable[..., JetStreamMicroBatchReader]
 
 @pytest.fixture
 def reader(begun: Begun[JetStreamMicroBatchReader]) -> Reader:
-    """`reader(broker, stream, **options)`: as Spark's driver has it."""
+    """`reader(broker, stream, **options)`: a reader as Spark's driver uses it."""
 
     def made(broker: Broker, name: str, **options: Any) -> JetStreamMicroBatchReader:
         given = {"servers": broker.url, "stream": name, "starting": "earliest", "path": broker.path}

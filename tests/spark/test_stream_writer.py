@@ -154,7 +154,7 @@ def test_other_rows_in_a_repeated_task_are_an_error(broker: Broker, name: str) -
 
 
 def test_an_epoch_that_is_whole_is_not_written_again_however_it_is_divided(broker: Broker, name: str) -> None:
-    """Spark crashed before it knew, and repeats the epoch with other partitions."""
+    """Spark crashed before it recorded the epoch, and repeats it with other partitions."""
     sink(broker, name)
     place = target(broker, name)
     for partition in range(3):
@@ -175,7 +175,7 @@ RECORDS = [None, b'{"epoch": 4, "rows": 5, "crc": 17}']
 def test_a_partition_that_a_repeated_epoch_does_not_have_is_an_error(
     broker: Broker, name: str, older: bytes | None
 ) -> None:
-    """Of three partitions the last was written; then the epoch is repeated with two, which have the same rows."""
+    """The last of three partitions was written; then the epoch is repeated with two, which have the same rows."""
     sink(broker, name)
     place = target(broker, name)
     gone = replace(place, partition=2)
@@ -194,7 +194,7 @@ def test_a_partition_that_a_repeated_epoch_does_not_have_is_an_error(
 
 
 def test_a_new_checkpoint_under_a_used_name_is_an_error(broker: Broker, name: str) -> None:
-    """It begins with epoch 0, and everything up to the recorded epoch would be taken for written."""
+    """It starts with epoch 0, and everything up to the recorded epoch would count as written."""
     sink(broker, name)
     place = target(broker, name, query="w", owner="first", epoch=2)
     assert AtomicWriter(place).publish(rows(3, name)) == 3
@@ -211,7 +211,7 @@ def test_a_new_checkpoint_under_a_used_name_is_an_error(broker: Broker, name: st
 def test_a_name_that_an_earlier_version_used_is_gone_on_with_but_not_begun_anew(
     broker: Broker, name: str
 ) -> None:
-    """Its records do not say which query wrote them."""
+    """Its records do not name the query that wrote them."""
     sink(broker, name)
     place = target(broker, name, query="w", owner="first", epoch=3)
     broker.publish(name, [(place.progress_subject, b"", b'{"epoch": 2, "rows": 5, "crc": 17}')])
@@ -236,7 +236,7 @@ def test_ids_make_a_repeated_task_harmless(broker: Broker, name: str) -> None:
 
 
 def test_by_ids_other_rows_in_a_repeated_task_are_an_error(broker: Broker, name: str) -> None:
-    """As when the partitions are others: the server takes rows that are new for those of their places."""
+    """For example with other partitions: the server takes new rows for those at the same positions."""
     broker.create(name)
     place = target(broker, name, progress_prefix="")
     for partition in range(2):
@@ -290,7 +290,7 @@ def test_rows_that_another_stream_takes_are_an_error(broker: Broker, name: str) 
 def test_a_repeated_task_adds_nothing_where_the_stream_keeps_no_records(
     broker: Broker, name: str, retention: str
 ) -> None:
-    """An interest stream drops a record that no consumer wants, and who works a queue off takes it away."""
+    """An interest stream drops a record that no consumer wants, and a worker of a work queue removes it."""
     sink(broker, name, retention=retention)
     config = {"durable_name": "c", "ack_policy": "explicit", "filter_subject": f"{name}.x"}
     broker.api(f"CONSUMER.DURABLE.CREATE.{name}.c", {"stream_name": name, "config": config})
@@ -307,7 +307,7 @@ def test_a_repeated_task_adds_nothing_where_the_stream_keeps_no_records(
 def copied(
     spark: SparkSession, broker: Broker, origin: str, name: str, checkpoint: Path, partitions: int
 ) -> None:
-    """A streaming query from one stream to another, up to what is there now."""
+    """Run a streaming query from one stream to another, for everything available now."""
     reader = spark.readStream.format("headrace").option("servers", broker.url).option("stream", origin)
     reader = reader.option("starting", "earliest").option("maxMessagesPerTrigger", 400)
     frame = reader.option("minPartitions", partitions).load()
@@ -317,7 +317,7 @@ def copied(
 
 
 def forget_commit(checkpoint: Path, epoch: int) -> None:
-    """As after a crash between the sink's writes and Spark's own commit."""
+    """Remove Spark's commit, as a crash between the sink's writes and that commit would."""
     for forgotten in (f"{epoch}", f".{epoch}.crc"):
         (checkpoint / "commits" / forgotten).unlink()
 

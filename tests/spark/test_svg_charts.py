@@ -1,4 +1,4 @@
-"""Plots are well-formed, say what they were given, and load nothing."""
+"""Charts are well-formed SVG, show the given values, and load nothing."""
 
 from __future__ import annotations
 

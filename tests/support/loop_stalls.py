@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-#: In CPU time: on a busy machine everything takes long.
+#: In CPU time: on a busy machine everything takes long in wall-clock time.
 STALL_CPU_MS = 50
 
 _STALL = re.compile(r"All clients waited \d+ ms \((\d+) ms of CPU\) for: .*")

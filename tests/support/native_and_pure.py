@@ -102,7 +102,7 @@ class Client:
         self.ended = False
 
     def say(self, data: bytes, step: int = 0) -> bytes:
-        """Feed bytes in pieces of `step` and return the output; a disconnect is shown as in the protocol vectors."""
+        """Feed bytes in pieces of `step` and return the output; a disconnect is shown as in the protocol transcripts."""
         try:
             for at in range(0, len(data), step or len(data) or 1):
                 self.parser.feed(data[at : at + step] if step else data)

@@ -1,4 +1,4 @@
-"""Pins made by hand, as docs/explanation/storage-format.md has them, so that the reader is tested without the writer."""
+"""Pins built by hand as in docs/explanation/storage-format.md, so that the reader is tested without the writer."""
 
 import struct
 from zlib import crc32
@@ -29,7 +29,7 @@ def rows(first, count, subjects=(b"a.x", b"a.y", b"b"), ttl_s=0):
 
 
 class PinBuilder:
-    """Segments of three records a block, a shared subject table, a tail."""
+    """Builds segments with three records per block, a shared subject table, and a tail."""
 
     def __init__(self, root):
         self.root = root

@@ -1,4 +1,4 @@
-"""What is in deploy/: rules and dashboard name metrics that are really exported, configurations are accepted."""
+"""Files in deploy/: rules and dashboard use metrics that exist, and the server accepts the configurations."""
 
 from __future__ import annotations
 

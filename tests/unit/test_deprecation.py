@@ -1,4 +1,4 @@
-"""Old names of the public API lead to the new things, and warn where they are used."""
+"""Old names of the public API still work, and warn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.claims import ClaimConfig, ClaimProducer, Claims, Metrics, registe
 from headrace.client import BucketConfig, Message, sync
 from headrace.deprecation import RenamedAttribute, renamed_names, renamed_parameter
 
-#: Where an old name may be imported from, the name, and what it is called now.
+#: Module with the old name, the old name, and the new name.
 NAMES = [
     ("headrace.errors", "Corrupt", "CorruptData"),
     ("headrace.errors", "Poisoned", "StorePoisoned"),
@@ -190,7 +190,7 @@ def test_an_old_module_warns_and_has_its_names(old: str, new: str, names: dict[s
 
 
 def test_nothing_of_headrace_uses_an_old_name() -> None:
-    """The warnings are for others."""
+    """Headrace itself must not cause the warnings."""
     modules = "headrace.claims, headrace.client.sync, headrace.server, headrace.spark.jobs, headrace.reader, headrace.cli"
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:headrace", "-c", f"import {modules}"],

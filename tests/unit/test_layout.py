@@ -1,4 +1,4 @@
-"""The architecture, checked: imports point downward only, and every module says what it is."""
+"""The architecture: imports point downward only, and every module has a docstring."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from support.source_tree import SOURCE, list_nodes, parse_module
 
-#: What each part may import besides itself. Everybody may import the leaves.
+#: What each part may import besides itself. All parts may import the leaves.
 LEAVES = {"errors", "durations", "clock", "code_probes", "deprecation", ""}
 BELOW: dict[str, set[str]] = {
     "_native": set(),
@@ -17,7 +17,7 @@ BELOW: dict[str, set[str]] = {
     "storage": {"_native", "protocol"},
     "jetstream_api": {"_native", "protocol", "storage"},
     "broker": {"_native", "protocol", "storage", "jetstream_api"},
-    # Options hold keys and JWTs, whose formats stand below them; authentication reads the options.
+    # Options contain keys and JWTs, whose formats are below them; authentication reads the options.
     "config": {"protocol", "jetstream_api", "broker", "auth.nkeys", "auth.jwt"},
     "auth": {"protocol", "jetstream_api", "broker", "config"},
     "net": {"_native", "protocol", "storage", "jetstream_api", "broker", "config", "auth"},
@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "reader": {"_native", "protocol", "storage", "claims"},
     "spark": {"_native", "client", "claims", "storage", "reader"},
 }
-#: The order inside a part, from the bottom: a name may import those before it and its own. Imports for types count, too.
+#: The order inside a part, from the bottom: a module may import those before it and its own. Type imports count, too.
 INSIDE: dict[str, list[str]] = {
     "storage": [
         "options store_observer format format_features native_records damage_report sequence_arrays",
@@ -107,7 +107,7 @@ TOP = {"cli", "server", "testing", "demo", "__init__", "__main__", "reading"}
 #: Modules under their old names, for one release.
 DEPRECATED = {"plots", "watching"}
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
-#: Words that had several meanings (CONTRIBUTING.md): not in the name of a module or a class.
+#: Words that had several meanings (CONTRIBUTING.md): not allowed in names of modules and classes.
 BANNED_WORDS = {
     *(
         "door",
@@ -140,7 +140,7 @@ BANNED_WORDS = {
     ),
     *("outflow", "presence", "tenant", "lot", "deposit", "kernel", "twin", "ledger", "crowd", "world"),
 }
-#: Class names that mean the same thing in two layers; their docstrings say so.
+#: Class names with the same meaning in two layers; their docstrings refer to each other.
 TWO_LAYERS = {
     *("Batch", "Client", "KeyValue", "Watcher"),  # asynchronous and blocking client
     *(
@@ -215,7 +215,7 @@ def test_imports_inside_a_part_point_downward(part: str) -> None:
 
 
 def find_cycles(edges: dict[str, set[str]]) -> list[set[str]]:
-    """Groups of modules that all reach each other."""
+    """Return groups of modules that all reach each other."""
     reached: dict[str, set[str]] = {}
     for start in edges:
         found, todo = set(), [start]
@@ -254,7 +254,7 @@ def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
 
 
 def words_of(name: str) -> set[str]:
-    """The words of a name in either spelling, in the singular."""
+    """Return the words of a name in either spelling, in the singular."""
     spread = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return {word.lower().removesuffix("s") for word in spread.split("_") if word}
 

@@ -70,7 +70,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, l
 
 
 def count_code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> int:
-    """Lines that are neither blank, nor a comment, nor of the docstring."""
+    """Count the lines that are neither blank, nor a comment, nor part of the docstring."""
     first = node.body[0]
     is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
     docstring = range(first.lineno, (first.end_lineno or 0) + 1) if is_docstring else range(0)
@@ -99,7 +99,7 @@ def test_files_are_short() -> None:
 
 
 def iter_chains() -> Iterator[str]:
-    """Expressions such as `self.stream.log.first_seq`: they reach through one part for what belongs to another."""
+    """Yield expressions such as `self.stream.log.first_seq`, which reach through one part into another."""
     for path in sorted((SOURCE / "broker").rglob("*.py")):
         attributes = [node for node in list_nodes(path) if isinstance(node, ast.Attribute)]
         inner = {id(node.value) for node in attributes}
@@ -229,7 +229,7 @@ def test_a_function_is_named_by_a_verb() -> None:
 
 
 def iter_placeholders() -> Iterator[str]:
-    """Attributes that are a lambda until somebody overwrites them."""
+    """Yield attributes that are a lambda until another object replaces them."""
     for path in sorted(SOURCE.rglob("*.py")):
         for node in list_nodes(path):
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Lambda):
@@ -253,7 +253,7 @@ def test_parameter_lists_are_short() -> None:
 
 
 def packages() -> dict[str, Path]:
-    """The folders of all packages, by name."""
+    """Return the folders of all packages, by name."""
     folders = [path.parent for path in SOURCE.rglob("__init__.py")]
     return {".".join(folder.relative_to(SOURCE.parent).parts): folder for folder in folders}
 

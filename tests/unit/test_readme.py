@@ -1,4 +1,4 @@
-"""What the README shows can be run as it stands."""
+"""The code in the README runs as it is."""
 
 import os
 import re

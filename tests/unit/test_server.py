@@ -1,4 +1,4 @@
-"""A broker inside an application."""
+"""A server inside an application."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""The pytest plugin: a broker for tests with and without an event loop."""
+"""The pytest plugin: a server for tests with and without an event loop."""
 
 import asyncio
 import subprocess

@@ -45,7 +45,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def tear(store: Path) -> None:
-    """Append the beginning of a frame to the journal, as a crash in mid-write leaves it."""
+    """Append the beginning of a frame to the journal, as a crash in the middle of a write leaves it."""
     for path in (store / "journal").glob("*.jnl"):
         data = bytearray(path.read_bytes())
         starts = [match.start() for match in re.finditer(b"HRfr", data) if match.start() % 512 == 0]
@@ -87,7 +87,8 @@ def lose_checkpoints(store: Path) -> None:
 
 
 Make = Callable[[World], Awaitable[None]]
-#: Name -> what fills it, whether it ends by SIGKILL, what damages it afterwards, whether there is a loss to accept.
+#: Name -> how it is filled, whether it ends by SIGKILL, what damages it afterwards, whether there is a loss to
+#: accept.
 DIRECTORIES: dict[str, tuple[Make, bool, Callable[[Path], None] | None, bool]] = {
     "streams": (scenes.streams, False, None, False),
     "streams-killed": (scenes.streams, True, None, False),
@@ -114,7 +115,7 @@ DIRECTORIES: dict[str, tuple[Make, bool, Callable[[Path], None] | None, bool]] =
 
 
 async def make(name: str, folder: Path) -> dict[str, Any]:
-    """One directory; returns its plan."""
+    """Create one directory; return its plan."""
     fill, kill, damage, accept = DIRECTORIES[name]
     folder.mkdir()
     world = World(folder)
@@ -131,7 +132,7 @@ async def make(name: str, folder: Path) -> dict[str, Any]:
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """A sparse archive: most of a journal is zeros."""
+    """Pack a sparse archive: most of a journal is zeros."""
     words = ["tar", "--sparse", "--hole-detection=raw", "--sort=name", "--owner=0", "--group=0", "--numeric-owner",
              "--xattrs", "-C", str(folder.parent), "-cf", "-", folder.name]  # fmt: skip
     done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
@@ -144,7 +145,7 @@ async def main(target: Path, names: list[str]) -> None:
     for name in names:
         pack(root / name, target / f"{name}.tar.xz")
     shutil.rmtree(root)
-    await asyncio.sleep(7)  # longer than what is to expire
+    await asyncio.sleep(7)  # longer than the TTLs that must expire
     for name in names:
         scratch = Path(tempfile.mkdtemp())
         unpack(target / f"{name}.tar.xz", scratch)

@@ -1,9 +1,9 @@
-"""What a version of Headrace makes of a data directory: facts through the API, before and after it went on.
+"""Facts that a version of Headrace reports about a data directory, before and after it is used.
 
-`generate.py` runs this under the old version and stores the outcome; `test_upgrade.py` runs it under the present one and
-compares. So it speaks through public doors only: the NATS wire, `headrace.Server`, `headrace serve`, `headrace fsck`,
-`headrace.read`, `headrace.claims`. Values that differ from run to run are left out, and times after the directory was
-closed are shown as "later".
+`generate.py` runs this under the old version and stores the outcome; `test_upgrade.py` runs it under the current one
+and compares. So it uses only public interfaces: the NATS protocol, `headrace.Server`, `headrace serve`, `headrace
+fsck`, `headrace.read`, `headrace.claims`. Values that differ between runs are left out, and times after the directory
+was closed are shown as "later".
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ PAGE = 100
 _XATTR = "SCHILY.xattr."
 #: Longer than anything that a directory waits for after a start.
 TIMEOUT_S = 15.0
-#: What is found when, and what it follows.
+#: The phases, and the phase that each follows.
 PHASES = (("opened", "after"), ("after", "restarted"), ("restarted", "accepted"))
 _ANSWERS = (b"", b"+ACK", b"-NAK", b"+TERM")
-#: What the version that wrote the directories calls an error that has another name now.
+#: Error names of the version that wrote the directories, for errors that were renamed since.
 _OLD_ERRORS = {"CorruptData": "Corrupt", "StorePoisoned": "Poisoned", "StoreFull": "Full"}
 _CONSUMER = ("config", "created", "num_ack_pending", "num_redelivered", "num_pending", "paused")
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Put a directory where it can be used."""
+    """Unpack a directory."""
     with tarfile.open(archive) as files:
         files.extractall(folder, filter="tar")
         for member in files:
@@ -55,13 +55,13 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def error_name(error: StoreError) -> str:
-    """The class of an error, by the name that the stored outcomes have."""
+    """Return the class name of an error as in the stored outcomes."""
     name = type(error).__name__
     return _OLD_ERRORS.get(name, name)
 
 
 def fold(found: Facts) -> Facts:
-    """An outcome as it is stored: a stream that is as it was a phase before is None."""
+    """Return an outcome as it is stored: a stream that did not change since the previous phase is None."""
     folded = dict(found)
     for before, phase in PHASES:
         if phase in found:
@@ -74,7 +74,7 @@ def fold(found: Facts) -> Facts:
 
 
 def unfold(stored: Facts) -> Facts:
-    """The opposite of `fold`."""
+    """Undo `fold`."""
     whole = dict(stored)
     for before, phase in PHASES:
         if phase in stored:
@@ -100,7 +100,7 @@ class Account:
         return json.loads(answer.data)
 
     async def streams(self) -> Facts:
-        """Everything that can be asked about all streams of the account."""
+        """Return everything that the API returns about all streams of the account."""
         names = (await self.api("STREAM.NAMES"))["streams"] or []
         return {name: await self._stream(name) for name in sorted(names) if name not in self._ageing}
 
@@ -134,13 +134,11 @@ class Account:
         return found
 
     def _message(self, message: Facts) -> str:
-        """One line, so that the stored facts stay small and a difference is easy to read."""
+        """Return one line, so that the stored facts are small and differences are easy to read."""
         body = hashlib.sha256(message.get("data", "").encode()).hexdigest()[:16]
         when = self._time(message["time"])
         head = message.get("hdrs", "")
-        if (
-            when == "later" and head
-        ):  # a marker or a copy that was made at the start: its headers may have times
+        if when == "later" and head:  # a marker or copy made at the start: its headers may contain times
             head = hashlib.sha256(head.encode()).hexdigest()[:16] if "Time" not in head else "..."
         elif head:
             head = hashlib.sha256(head.encode()).hexdigest()[:16]
@@ -165,7 +163,7 @@ class Account:
         return "later" if text > self._closed else text
 
     async def publish(self, subject: str, data: str, headers: dict[str, str]) -> object:
-        """Return the acknowledgement, or the code of the error."""
+        """Publish; return the ack, or the code of the error."""
         answer = await self.connection.request(
             subject, data.encode(), timeout=TIMEOUT_S, headers=headers or None
         )
@@ -173,7 +171,7 @@ class Account:
         return said["error"]["err_code"] if "error" in said else said
 
     async def pull(self, stream: str, consumer: str, *, answer: bool, **request: object) -> list[str]:
-        """Take all that a consumer gives at once, and answer by the sequence: nothing, ack, nak or term."""
+        """Pull all available messages, and reply by sequence: nothing, ack, nak or term."""
         inbox = self.connection.new_inbox()
         taken = await self.connection.subscribe(inbox)
         body = json.dumps({"batch": 200, "no_wait": True, **request}).encode()
@@ -193,7 +191,7 @@ class Account:
         return [*await asyncio.gather(*told), *end]
 
     async def push(self, subject: str, count: int | None) -> tuple[list[str], int]:
-        """Listen to a push consumer and ack what comes: `count` messages, or all until it is quiet."""
+        """Subscribe to a push consumer and ack what arrives: `count` messages, or all until none arrives."""
         heard = await self.connection.subscribe(subject)
         found: list[str] = []
         with contextlib.suppress(nats.errors.TimeoutError):
@@ -208,7 +206,7 @@ class Account:
         meta = message.metadata
         body = hashlib.sha256(message.data).hexdigest()[:16]
         if said:
-            with contextlib.suppress(nats.errors.NoRespondersError):  # a consumer without acknowledgements
+            with contextlib.suppress(nats.errors.NoRespondersError):  # a consumer without acks
                 await self.connection.request(message.reply, said, timeout=TIMEOUT_S)
         return (
             f"{message.subject} {meta.sequence.stream} {meta.sequence.consumer} "
@@ -217,7 +215,7 @@ class Account:
 
 
 def _settings(config: Facts) -> Facts:
-    """A configuration without what names the version that shows it, or the server that took a consumer over."""
+    """Return a configuration without the version that returns it, and the server that took over a consumer."""
     metadata = {
         key: value
         for key, value in config.get("metadata", {}).items()
@@ -228,7 +226,7 @@ def _settings(config: Facts) -> Facts:
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, plan: Facts) -> AsyncIterator[list[Account]]:
-    """A server on the directory, and a connection for each of its users."""
+    """Run a server on the directory, and connect as each of its users."""
     async with contextlib.AsyncExitStack() as stack:
         if plan["config"]:
             flags = ("-c", str(folder / plan["config"]), "-js", "-sd", str(folder))
@@ -245,7 +243,7 @@ async def running(folder: Path, plan: Facts) -> AsyncIterator[list[Account]]:
 
 @contextlib.contextmanager
 def stopping(folder: Path, *flags: str) -> Any:
-    """`headrace serve` as a process that is stopped cleanly."""
+    """Run `headrace serve` as a process that is stopped cleanly."""
     with serving(folder, *flags) as server:
         yield server.url
         server.process.terminate()
@@ -257,7 +255,7 @@ async def facts_of(accounts: list[Account]) -> list[Facts]:
 
 
 async def settled(accounts: list[Account], wanted: list[Facts] | None, quiet_s: float) -> list[Facts]:
-    """The facts once they are those wanted, or what they are after a while; without wanted ones, once they stay."""
+    """Return the facts once they equal `wanted`, or after a timeout; without `wanted`, once they no longer change."""
     deadline = time.monotonic() + TIMEOUT_S
     found = await facts_of(accounts)
     since = time.monotonic()
@@ -272,7 +270,7 @@ async def settled(accounts: list[Account], wanted: list[Facts] | None, quiet_s: 
 
 
 async def see_gone(accounts: list[Account], plan: Facts) -> None:
-    """Wait for the end of consumers that nobody used for long."""
+    """Wait for the removal of inactive consumers."""
     for user, stream, consumer in plan["gone"]:
         deadline = time.monotonic() + TIMEOUT_S
         while "error" not in await accounts[user].api(f"CONSUMER.INFO.{stream}.{consumer}"):
@@ -281,7 +279,7 @@ async def see_gone(accounts: list[Account], plan: Facts) -> None:
 
 
 async def go_on(folder: Path, accounts: list[Account], plan: Facts) -> list[object]:
-    """Publish, pull, ack: what the plan says."""
+    """Publish, pull and ack according to the plan."""
     said: list[object] = []
     for user, subject, data, headers in plan["publishes"]:
         said.append(await accounts[user].publish(subject, data, headers))
@@ -298,7 +296,7 @@ async def go_on(folder: Path, accounts: list[Account], plan: Facts) -> list[obje
 
 
 async def read_claims(folder: Path, account: Account, plan: Facts) -> list[str]:
-    """The payloads behind the references of a stream, or the name of the error."""
+    """Return the payloads of the references in a stream, or the name of the error."""
     from headrace.claims import ClaimConfig, ClaimError, Claims
     from headrace.claims.config import Ttl
 
@@ -328,7 +326,7 @@ async def read_claims(folder: Path, account: Account, plan: Facts) -> list[str]:
 
 
 def fsck(folder: Path, plan: Facts, *flags: str) -> Facts:
-    """The exit code of `headrace fsck` and what it found in all stores of the directory."""
+    """Return the exit code of `headrace fsck` and what it found in all stores of the directory."""
     from headrace.cli import main
 
     out = io.StringIO()
@@ -342,7 +340,7 @@ def fsck(folder: Path, plan: Facts, *flags: str) -> Facts:
 
 
 def read_files(folder: Path, plan: Facts) -> Facts:
-    """Streams read without a server, and by the pins that are there."""
+    """Read streams without a server, and through the existing pins."""
     found = {}
     for stream, pin in plan["reads"]:
         try:
@@ -357,7 +355,7 @@ def read_files(folder: Path, plan: Facts) -> Facts:
 
 
 async def outcome(folder: Path, plan: Facts, wanted: Facts | None = None) -> Facts:
-    """All facts about a directory; `wanted` is what the old version said, None where it is being asked."""
+    """Return all facts about a directory; `wanted` are those of the old version, None while it is asked."""
     found: Facts = {"fsck": fsck(folder, plan), "read": read_files(folder, plan)}
     quiet_s = plan["quiet_s"]
     want = wanted or {}
@@ -381,7 +379,7 @@ async def outcome(folder: Path, plan: Facts, wanted: Facts | None = None) -> Fac
 
 
 def check(fixtures: Path, name: str, scratch: Path) -> tuple[Facts, Facts]:
-    """What a stored directory was found to be by the version that wrote it, and by this one."""
+    """Return the facts of the version that wrote a directory, and of this one."""
     stored = json.loads((fixtures / f"{name}.json").read_text())
     wanted = unfold(stored["outcome"])
     unpack(fixtures / f"{name}.tar.xz", scratch)
@@ -389,7 +387,7 @@ def check(fixtures: Path, name: str, scratch: Path) -> tuple[Facts, Facts]:
 
 
 def main() -> None:
-    """Print the outcomes of directories: `outcome.py FIXTURES SCRATCH NAME...`, for another kernel."""
+    """Print the outcomes of directories: `outcome.py FIXTURES SCRATCH NAME...`, for another core."""
     fixtures, scratch = Path(sys.argv[1]), Path(sys.argv[2])
     json.dump({name: check(fixtures, name, scratch) for name in sys.argv[3:]}, sys.stdout)
 

@@ -1,6 +1,6 @@
-"""What is put into the directories of the upgrade test; for `generate.py` only.
+"""Contents of the directories of the upgrade test; used by `generate.py` only.
 
-What is to expire does so within seconds, everything else has a deadline of decades.
+Whatever must expire does so within seconds; everything else has a deadline in decades.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FAR_TIME = "2100-01-01T00:00:00Z"
 
 
 async def streams(world: World) -> None:
-    """Every kind of stream, with gaps, purges, rollups, large messages, ids, TTLs and markers."""
+    """Create every kind of stream, with gaps, purges, rollups, large messages, ids, TTLs and markers."""
     await world.stream("LIMITS", max_msgs=20, max_bytes=1 << 20, max_msgs_per_subject=8, max_msg_size=2000)
     await world.fill("LIMITS", 30)
     await world.stream("INTEREST", retention="interest")
@@ -29,7 +29,7 @@ async def streams(world: World) -> None:
     await world.fill("MEMORY", 3)
     await world.stream("NEW", discard="new", discard_new_per_subject=True, max_msgs_per_subject=1, max_msgs=4)
     await world.fill("NEW", 3)
-    world.goes_on("NEW.0", "NEW.7", "NEW.8")  # a full subject, room for one more, a full stream
+    world.goes_on("NEW.0", "NEW.7", "NEW.8")  # a full subject, space for one more, a full stream
     await world.stream("PACKED", compression="s2")
     await world.fill("PACKED", 5, 4000)
     await world.stream(
@@ -110,7 +110,7 @@ async def lifetimes(world: World) -> None:
 
 
 async def due(world: World) -> None:
-    """Deadlines that pass while no server runs."""
+    """Create deadlines that pass while no server runs."""
     await world.stream("LATER", allow_msg_schedules=True, allow_msg_ttl=True)
     at = datetime.fromtimestamp(time.time() + 2, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     await world.pub("LATER.due", b"due", Nats_Schedule=f"@at {at}", Nats_Schedule_Target="LATER.out")
@@ -124,7 +124,7 @@ async def due(world: World) -> None:
 
 
 async def consumers(world: World) -> None:
-    """Every kind of consumer, with what it has under way."""
+    """Create every kind of consumer, with pending messages."""
     await world.stream("C")
     await world.fill("C", 40, subjects=4)
     for policy in ("none", "all", "explicit"):
@@ -197,7 +197,7 @@ async def pushes(world: World) -> None:
 
 
 async def batches(world: World) -> None:
-    """Atomic batches that are complete and one that was left, and a fast batch."""
+    """Create complete atomic batches, an abandoned one, and a fast batch."""
     await world.stream("B", allow_atomic=True, allow_batched=True, allow_msg_ttl=True)
     for batch in range(2):
         for number in range(1, 5):
@@ -228,7 +228,7 @@ async def batches(world: World) -> None:
 
 
 async def copies(world: World) -> None:
-    """Mirrors and sources: ephemeral, through consumers of the server, and through those of a user."""
+    """Create mirrors and sources: ephemeral, with server-managed and with user-managed consumers."""
     await world.stream("O", allow_direct=True)
     await world.stream("Q", retention="workqueue")
     await world.stream("U")
@@ -259,11 +259,11 @@ async def until(world: World, stream: str, messages: int) -> None:
     while (await world.api(f"STREAM.INFO.{stream}"))["state"]["messages"] < messages:
         assert time.monotonic() < deadline, stream
         await asyncio.sleep(0.05)
-    await asyncio.sleep(1.5)  # positions and acknowledgements follow
+    await asyncio.sleep(1.5)  # positions and acks follow
 
 
 async def held(world: World) -> None:
-    """Members of a sourced batch that is not whole: its last message was removed at the origin."""
+    """Create members of an incomplete sourced batch: its last message was removed at the upstream."""
     await world.stream("O", allow_atomic=True)
     for number in range(1, 4):
         end = {"Nats_Batch_Commit": "1"} if number == 3 else {}
@@ -279,7 +279,7 @@ async def held(world: World) -> None:
 
 
 async def buckets(world: World) -> None:
-    """Key-value buckets with history and TTLs, and an object store."""
+    """Create key-value buckets with history and TTLs, and an object store."""
     js = world.nc.jetstream()
     kv = await js.create_key_value(bucket="kv", history=5)
     for number in range(8):
@@ -304,13 +304,13 @@ async def buckets(world: World) -> None:
 
 
 async def claims(world: World) -> None:
-    """Claims in a folder: registry, audit trail, a lease, and one that is long over."""
+    """Create claims in a folder: registry, audit trail, a lease, and one that expired long ago."""
     from headrace.claims import ClaimConfig, Claims  # noqa: I001 (as the old version has them)
     from headrace.claims.config import Ttl
     from headrace.claims.floors import register_reader
 
     await world.stream("V", allow_msg_ttl=True, subjects=["V.>"])
-    # What ends a claim ends its traces in the registry at other times, so all of them live for decades.
+    # The parts of a claim expire at different times, so all of them get TTLs of decades.
     ttl = {"max_age": FAR // S, "delete_after_read": True, "retention_after_read": 300, "grace_period": 60}
     spaces = []
     for name, compression in (("packed", "zstd"), ("plain", "none")):
@@ -324,7 +324,7 @@ async def claims(world: World) -> None:
         await opened.close()
         spaces.append({"name": name, "compression": compression, "ttl": ttl, "subject": f"V.{name}"})
         spaces[-1]["consumer"] = f"reads_{name}"
-    world.plan["ageing"].append("CLAIMS_AUDIT")  # it keeps what it has for a while only
+    world.plan["ageing"].append("CLAIMS_AUDIT")  # it keeps messages for a while only
     world.plan["claims"] = {"stream": "V", "namespaces": spaces}
 
 
@@ -338,7 +338,7 @@ ACCOUNTS = """accounts {
 
 
 async def accounts(world: World) -> None:
-    """Several accounts with streams of the same name."""
+    """Create several accounts with streams of the same name."""
     for user in range(3):
         await world.stream("S", user, subjects=["s.>"])
         for number in range(3 + user):
@@ -349,7 +349,7 @@ async def accounts(world: World) -> None:
 
 
 async def compacted(world: World) -> None:
-    """Segments of several starts, most of their messages removed, merged."""
+    """Create segments over several starts, remove most of their messages, and merge them."""
     await world.stream("M")
     for _ in range(4):
         for number in range(150):
@@ -365,7 +365,7 @@ async def compacted(world: World) -> None:
 
 
 async def pinned(world: World) -> None:
-    """A snapshot that is held, whose stream went on."""
+    """Create a pinned snapshot whose stream has changed since."""
     await world.stream("S")
     await world.fill("S", 60, 4000)
     await world.restart(kill=True)
@@ -377,7 +377,7 @@ async def pinned(world: World) -> None:
 
 
 async def rows(world: World) -> None:
-    """Blocks and columns in files, a checkpoint, and frames after it."""
+    """Create blocks and columns in files, a checkpoint, and frames after it."""
     await world.stream("D")
     await world.stream("E")
     for number in range(120):

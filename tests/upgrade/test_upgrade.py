@@ -1,7 +1,8 @@
-"""Data directories of an earlier version: this one finds in them what that one found, goes on, and starts again.
+"""Data directories of an earlier version: this one finds the same content, continues, and starts again.
 
-The directories and what the earlier version said about them are in `fixtures`; `generate.py` made both under commit
-0254295. If a fact differs because the behaviour was changed on purpose, correct the stored fact and say why in the commit.
+The directories and the facts that the earlier version reported are in `fixtures`; `generate.py` made both under
+commit 0254295. If a fact differs because the behaviour was changed on purpose, correct the stored fact and explain it
+in the commit.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from . import outcome
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.json"))
-#: One of each kind, for the kernel that is slower.
+#: One of each kind, for the slower core.
 PURE = ["streams-killed", "consumers-killed", "compacted", "rotten-block", "rotten-columns"]
 
 
 def differences(wanted: Any, found: Any, place: str = "") -> list[str]:
-    """Where two facts differ, one line each."""
+    """Return where two facts differ, one line each."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         return [
             line

@@ -1,4 +1,4 @@
-"""A server of the old version on a directory that is being filled; for `generate.py` only."""
+"""A server of the old version on a directory that is being filled; used by `generate.py` only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAR = 50 * 365 * 24 * 3600 * S
 
 
 class World:
-    """A server of the old version on a directory under construction, and a connection to it."""
+    """A server of the old version on a new directory, and a connection to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class World:
         return [*(["-c", str(self.folder / config)] if config else []), "-js", "-sd", str(self.folder)]
 
     async def stop(self, kill: bool) -> None:
-        """End the server; remember when."""
+        """Stop the server; record when."""
         for connection in self.connections:
             await connection.flush()
         if kill:
@@ -88,7 +88,7 @@ class World:
         )
 
     async def pub(self, subject: str, data: bytes = b"", user: int = 0, **headers: str) -> dict[str, Any]:
-        """Publish and return the answer; underscores stand for hyphens in headers."""
+        """Publish and return the reply; underscores stand for hyphens in headers."""
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         answer = await self.connections[user].request(subject, data, timeout=5, headers=named or None)
         return json.loads(answer.data or b"{}")
@@ -99,7 +99,7 @@ class World:
             assert "error" not in said, said
 
     async def pull(self, stream: str, consumer: str, count: int, **request: Any) -> list[Any]:
-        """Take that many messages and answer nothing."""
+        """Pull this many messages without acks."""
         inbox = self.nc.new_inbox()
         taken = await self.nc.subscribe(inbox)
         body = json.dumps({"batch": count, "expires": 5 * S, **request}).encode()
@@ -112,7 +112,7 @@ class World:
         await self.nc.request(message.reply, said, timeout=5)
 
     def goes_on(self, *subjects: str, user: int = 0, **headers: str) -> None:
-        """The next version publishes these."""
+        """Record messages that the next version publishes."""
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         self.plan["publishes"] += [[user, subject, "after the upgrade", named] for subject in subjects]
 
@@ -121,6 +121,6 @@ class World:
 
 
 def text(number: int, size: int) -> bytes:
-    """A payload that compresses well and is another for each number."""
+    """Return a payload that compresses well and is different for each number."""
     word = b"%s-%d " % (hashlib.sha256(b"%d" % number).hexdigest()[:8].encode(), number)
     return (word * (size // len(word) + 1))[:size]

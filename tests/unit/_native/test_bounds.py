@@ -1,6 +1,6 @@
-"""Crafted input to the kernel's functions: no read or write outside of a buffer, and the same error from both twins.
+"""Crafted input to the functions of the core: no access outside of a buffer, and the same error from both versions.
 
-Most of these read or wrote foreign memory once; `make sanitize` runs them under AddressSanitizer.
+Most of these once read or wrote foreign memory; `make sanitize` runs them under AddressSanitizer.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def records(twin: str) -> ModuleType:
 
 
 def record(seq: int, subject: bytes = b"a", payload: bytes = b"x", **changed: int) -> bytes:
-    """A record, with other lengths than it has where these are given."""
+    """Return a record, with wrong lengths where these are given."""
     size = changed.get("size", HEAD.size + len(subject) + len(payload))
     head = HEAD.pack(size, changed.get("sl", len(subject)), 0, changed.get("hl", 0), 0, seq, 5)
     return head + subject + payload
 
 
-#: Header lengths with which a sum of 32 bits is small again.
+#: Header lengths for which a 32-bit sum overflows to a small number.
 WRAPPED = [0xFFFFFFFF, 0xFFFFFFFF - 31, 0xFFFFFFDE, 0x80000000]
 
 
@@ -54,7 +54,7 @@ def columns(records: ModuleType, rows: int = 10, *, subjects: int = 3) -> tuple[
 
 
 def arrays(rows: int = 10, **changed: Any) -> dict[str, Any]:
-    """Sound columns of records of 40 bytes, with others where these are given."""
+    """Return valid columns of records of 40 bytes, with others where these are given."""
     return {
         "time": np.ones(rows, np.uint64),
         "offset": (544 + 40 * np.arange(rows)).astype(np.uint32),
@@ -114,7 +114,7 @@ def test_a_record_lies_within_its_bytes(records: ModuleType, at: int) -> None:
 
 
 def test_a_record_beyond_all_sequences_is_none(records: ModuleType) -> None:
-    """The sequence after the last one was 0, which is no sequence."""
+    """The sequence after the last one overflowed to 0, which is not a sequence."""
     log = records.LogWriter(records.OpenFrame(), 7, records.SubjectIndex(), 512, FAR, True)
     assert log.load(record((1 << 64) - 1)) == -1
     assert log.append(b"a", b"", b"", 1) == 1
@@ -235,7 +235,7 @@ def test_a_table_of_subjects_is_whole_or_nothing(records: ModuleType, data: byte
 
 
 def packed(records: ModuleType, **changed: Any) -> Any:
-    """Ten records of 40 bytes, and a packer that copies those that columns describe."""
+    """Return ten records of 40 bytes, and a packer that copies those that columns describe."""
     table = records.SubjectIndex()
     for name in (b"s0", b"s1", b"s2"):
         table.add(name)
@@ -270,7 +270,7 @@ def test_a_merge_takes_rows_that_describe_their_records(records: ModuleType) -> 
             packer.copy_rows(records.SegmentIndex.from_arrays(1, **arrays()), lo, hi, b"", 544)
 
 
-# What a server sends
+# Server replies
 
 
 def frame(lengths: bytes, rest: bytes = b"") -> bytearray:

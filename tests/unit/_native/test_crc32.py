@@ -1,4 +1,4 @@
-"""The checksum of frames and blocks: always that of zlib."""
+"""The checksum of frames and blocks equals zlib's."""
 
 from __future__ import annotations
 

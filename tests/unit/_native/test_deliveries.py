@@ -1,4 +1,4 @@
-"""The encoder of deliveries, compiled and pure: the same bytes from both."""
+"""The encoder of deliveries: compiled and pure give the same bytes."""
 
 from __future__ import annotations
 

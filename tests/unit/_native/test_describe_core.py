@@ -1,4 +1,4 @@
-"""Which core runs is said in the log, in `headrace version`, on /varz and as a label of a metric."""
+"""The log, `headrace version`, /varz and a metric label show which core runs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Answers to direct gets, compiled and pure: the same bytes from both."""
+"""Replies to direct gets: compiled and pure give the same bytes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_one_answer_says_where_the_message_is(kernel: Any) -> None:
         951_782_399_000_000_000,  # the day before a leap day
         951_782_400_100_000_000,  # 2000-02-29
         951_868_800_000_000_000,
-        4_107_542_400_000_000_000,  # 2100-03-01, in a year that does not leap
+        4_107_542_400_000_000_000,  # 2100-03-01, not in a leap year
         1_704_067_199_999_999_990,  # the end of a year
         1_704_067_200_000_000_000,
         (1 << 63) - 1,
@@ -121,7 +121,7 @@ def test_what_is_not_in_the_view_ends_the_run(kernel: Any) -> None:
 
 
 class TestNewest:
-    """Through a log, whose bytes and rows are the twin's own."""
+    """Through a log, with the bytes and rows of the same version."""
 
     @pytest.fixture
     def log(self, kernel: Any) -> Any:

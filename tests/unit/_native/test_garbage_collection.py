@@ -1,4 +1,4 @@
-"""What the compiled kernel holds is seen by the garbage collector: a broker that is let go leaves nothing behind."""
+"""The garbage collector sees what the compiled core holds: a broker that is dropped leaves nothing behind."""
 
 import gc
 
@@ -15,7 +15,7 @@ def test_a_hub_that_is_let_go_takes_its_sessions_and_routes_along(twin: str) -> 
             each for each in gc.get_objects() if type(each).__name__ in ("Session", "Route", "SubjectRouter")
         ]
 
-    others = alive()  # of tests before; held, so that what is counted is ours alone
+    others = alive()  # of earlier tests; kept alive, so that only objects of this test are counted
     known = {id(each) for each in others}
 
     def ours() -> int:

@@ -1,4 +1,4 @@
-"""Headers for the server, ids seen lately, members of batches: the same from both twins."""
+"""`Nats-` headers, dedup window, open batches: compiled and pure give the same results."""
 
 from __future__ import annotations
 

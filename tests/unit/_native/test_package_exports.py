@@ -1,4 +1,4 @@
-"""What the kernel's package hands out, whichever of its modules is loaded first."""
+"""The exports of `headrace._native` do not depend on which module is imported first."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The kernel, both twins: framing, limits, the route cache and what deliveries look like."""
+"""The parser, compiled and pure: framing, limits, the route cache, and the format of deliveries."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def test_twins_have_the_same_names() -> None:
 
 
 def test_a_reply_cannot_call_the_api() -> None:
-    """The parser refuses replies under `$JS.API.`; so an answer can never be a request."""
+    """The parser rejects replies under `$JS.API.`; so a reply can never be a request."""
     assert is_reserved_reply(b"$JS.API.STREAM.DELETE.Y")
     assert is_reserved_reply(b"$JS.domain.API.STREAM.DELETE.Y")
 

@@ -1,4 +1,4 @@
-"""The fast lane into a stream, compiled and pure: what it takes by itself, and what it hands on untouched."""
+"""The publish fast path, compiled and pure: what it stores, and what it passes on unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = b"NATS/1.0\r\nX: 1\r\n\r\n"
 
 
 class Stream:
-    """Everything that a lane needs, written down."""
+    """Everything that a fast path needs; records the calls."""
 
     def __init__(self, twin: str) -> None:
         pytest.importorskip(f"headrace._native.publish_fastpath{twin}")

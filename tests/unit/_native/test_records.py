@@ -1,4 +1,4 @@
-"""Both twins of the records kernel: packing, columns, subject ids."""
+"""Records, compiled and pure: packing, columns, subject ids."""
 
 import struct
 from types import ModuleType
@@ -40,7 +40,7 @@ def entries(body: bytes) -> list[tuple[int, int, bytes]]:
 
 
 def gather(records: ModuleType, logs: list[Any]) -> tuple[bytes, bytes]:
-    """The body of a frame, whole, and its watermarks."""
+    """Return the body of a frame, joined, and its watermarks."""
     pieces, marks = records.build_frame_body(logs)
     return b"".join(pieces), marks
 

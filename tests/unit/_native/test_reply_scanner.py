@@ -1,4 +1,4 @@
-"""What a client's kernel reads and writes; the compiled one and its pure twin agree."""
+"""Direct-get replies and encoded publishes of a client: compiled and pure agree."""
 
 from __future__ import annotations
 

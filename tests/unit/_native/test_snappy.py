@@ -1,4 +1,4 @@
-"""Compressed blocks: both twins, on vectors of the format, on anything at all, and back again."""
+"""Compressed blocks, compiled and pure: vectors of the format, arbitrary bytes, and round trips."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXTS = st.one_of(
     ],
 )
 def test_crc32c_matches_the_vectors_of_rfc_3720(twin: ModuleType, data: bytes, expected: int) -> None:
-    """The vectors of RFC 3720."""
+    """Check the vectors of RFC 3720."""
     assert twin.crc32c(data) == expected
     assert twin.crc32c(memoryview(b"." + data)[1:]) == expected
 
@@ -158,7 +158,7 @@ def test_twins_agree_on_anything(block: bytes) -> None:
 
 @both
 def test_records_become_entries(twin: ModuleType) -> None:
-    """The live ones among those that lie together."""
+    """Only the live records of a block."""
     rows = [(seq, b"s.%d" % seq, b"NATS/1.0\r\n\r\n" if seq % 2 else b"", b"x" * seq) for seq in range(1, 9)]
     view = b"".join(
         struct.pack("<IHHIIQQ", 32 + len(s) + len(h) + len(p), len(s), 0, len(h), 0, seq, 10**18 + seq)

@@ -1,4 +1,4 @@
-"""Who a CONNECT proves to be."""
+"""Which identity a CONNECT gets."""
 
 import pytest
 

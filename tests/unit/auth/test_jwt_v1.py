@@ -1,4 +1,4 @@
-"""Tokens of the first version, which old operators still have: only claims are signed, their type stands beside `nats`."""
+"""JWTs of version 1, which old operators still use: only claims are signed, and their type is next to `nats`."""
 
 from __future__ import annotations
 

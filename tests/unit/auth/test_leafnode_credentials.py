@@ -1,4 +1,4 @@
-"""How a server that dials signs, and what it refuses to sign with."""
+"""How a server that dials signs, and which credentials it rejects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens and the chain of trust: what each link may say, and when it counts."""
+"""JWTs and the chain of trust: what each element may grant, and when it is valid."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_default_permissions_of_the_account() -> None:
     "case", ["good", "other account", "other signer", "expired", "wrong kind", "narrower", "revoked"]
 )
 def test_a_private_import_needs_a_valid_activation(case: str) -> None:
-    """Only a token that the exporting account signed for this account, for this subject, opens a private export."""
+    """Only a token that the exporting account signed for this account and subject allows a private import."""
     realm = Realm()
     a, b = realm.accounts.setdefault("A", Key("A")), realm.accounts.setdefault("B", Key("A"))
     now = int(time.time())

@@ -1,4 +1,4 @@
-"""What tokens of accounts let others import."""
+"""Imports that the JWTs of accounts allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.identities import Realm
 
 
 def imported(entry: dict[str, object], activated: str) -> bool:
-    """Whether an account that was granted one subject of another's may import by this entry."""
+    """Return whether an account with a grant for one subject may import this entry."""
     realm = Realm()
     exporter, importer = realm.account("A"), realm.account("B")
     activation = exporter.token(importer.public, "activation", subject=activated, kind="service")

@@ -1,4 +1,4 @@
-"""`bench/ab.py` as a whole: two checkouts in, a verdict for each workload out; and how it finds checkouts."""
+"""`bench/ab.py` as a whole: two checkouts in, a verdict for each workload out; and how it resolves checkouts."""
 
 import json
 import subprocess

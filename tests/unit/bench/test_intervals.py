@@ -1,4 +1,4 @@
-"""The statistics of `bench/ab.py`: no difference stays none, a real one is found, outliers decide nothing."""
+"""The statistics of `bench/ab.py`: equal versions show no difference, a real one is found, outliers decide nothing."""
 
 import importlib.util
 import math
@@ -13,7 +13,7 @@ BENCH = Path(__file__).parents[3] / "bench"
 
 
 def load(name: str) -> ModuleType:
-    """Import a module of `bench`, which is not a package, without putting its folder on the path."""
+    """Import a module of `bench`, which is not a package, without changing `sys.path`."""
     spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
     assert spec
     assert spec.loader
@@ -41,7 +41,7 @@ def test_equal_versions_show_no_difference() -> None:
 
 
 def test_equal_versions_show_no_difference_under_much_noise() -> None:
-    """Wide intervals say little; they must not say something wrong."""
+    """Wide intervals are inconclusive; they must not be wrong."""
     wrong = [verdict for verdict in verdicts(0.0, noise=0.10) if verdict != "no difference"]
     assert len(wrong) <= len(SEEDS) * 0.02
 
@@ -81,7 +81,7 @@ def test_an_outlier_does_not_change_a_verdict(shift: float, verdict: str, outlie
 @pytest.mark.parametrize("outlier", [-1.0, 1.0])
 @pytest.mark.parametrize("pairs", [10, 20])
 def test_outliers_turn_no_difference_into_nothing_else(pairs: int, outlier: float) -> None:
-    """Three pairs on the same side: they widen the interval, which may leave it open, but decide nothing."""
+    """Three outliers on the same side widen the interval, which may become inconclusive, but decide nothing."""
     for seed in SEEDS:
         ratios = log_ratios(seed, 0.0, pairs)
         ratios[2], ratios[5], ratios[8] = outlier, outlier / 2, outlier / 4
@@ -111,7 +111,7 @@ def test_the_interval_holds_the_ratio_as_often_as_promised() -> None:
     ],
 )
 def test_the_signed_rank_table(pairs: int, confidence: float, dropped: int | None) -> None:
-    """Critical values as printed in tables of Wilcoxon's signed-rank test."""
+    """Critical values from published tables of Wilcoxon's signed-rank test."""
     assert intervals.averages_to_drop(pairs, confidence) == dropped
 
 

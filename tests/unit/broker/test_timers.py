@@ -1,4 +1,4 @@
-"""Broker time: order, cancelling, and a clock that is moved by hand."""
+"""Timers: order, cancelling, and a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from headrace.broker import Timers
 
 
 class Hands:
-    """A clock that shows what it is set to."""
+    """A clock that shows the time it is set to."""
 
     def __init__(self) -> None:
         self.now = 1000
@@ -101,7 +101,7 @@ def test_who_measures_time_otherwise_knows_that_it_has_passed() -> None:
     clock = Hands()
     timers, seen = Timers(clock), list[int]()
     timers.after(10 * second, lambda: seen.append(1))
-    clock.now = 0  # set back after a while that the clock does not show
+    clock.now = 0  # set back after an interval that the clock does not show
     timers.advance_to(1000 + 10 * second)
     assert timers.run_due() == 1
     before = timers.now_ns()

@@ -1,4 +1,4 @@
-"""The table of commands: everything in it exists, nothing is loaded before it is needed, mistakes are explained."""
+"""The table of commands: all exist, nothing is imported before it is needed, mistakes are explained."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ def test_every_command_and_option_says_what_it_does() -> None:
 
 
 def modules_after(code: str) -> set[str]:
-    """What a fresh process has imported."""
+    """Return the modules that a new process has imported."""
     code = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stderr.split())

@@ -1,4 +1,4 @@
-"""Which server is meant: flags, environment and contexts, and which of them wins."""
+"""How the server is chosen: flags, environment and contexts, and their precedence."""
 
 import json
 import stat

@@ -20,7 +20,7 @@ class Node:
 
 
 class Loop:
-    """Runs calls when told to, as an event loop would."""
+    """Runs scheduled calls when the test asks for it, as an event loop would."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -43,7 +43,7 @@ def loop() -> Iterator[Loop]:
 
 
 def grow(loop: Loop, count: int) -> tuple[list[list[int]], int]:
-    """Make objects that stay; return them, and how many the oldest generation had at most."""
+    """Create objects that stay; return them, and the maximum size of the oldest generation."""
     kept: list[list[int]] = []
     oldest = 0
     while len(kept) < count:

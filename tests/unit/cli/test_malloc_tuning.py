@@ -1,4 +1,4 @@
-"""Memory that is freed goes back to the system, whatever was freed before."""
+"""Freed memory is returned to the system, whatever was freed before."""
 
 import subprocess
 import sys

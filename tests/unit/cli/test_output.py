@@ -1,4 +1,4 @@
-"""What is printed: figures for people, plain columns for pipes, nothing for a terminal to obey."""
+"""Output: figures for people, plain columns for pipes, no control characters on a terminal."""
 
 from collections.abc import Callable
 
@@ -70,7 +70,7 @@ def test_anything_else_is_a_no(answer: str, asked: Callable[[str], None]) -> Non
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A person at the terminal who answers so."""
+    """Simulate a user at the terminal who gives this answer."""
 
     def answer_with(answer: str) -> None:
         class Person:

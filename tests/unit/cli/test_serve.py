@@ -1,4 +1,4 @@
-"""The `headrace` command as a user meets it: a process with arguments, output, signals and an exit code."""
+"""The `headrace` command as a process: arguments, output, signals and exit codes."""
 
 import asyncio
 import json
@@ -311,7 +311,7 @@ def test_it_runs_without_uvloop(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_starts_quickly(tmp_path: Path) -> None:
-    """The goal is 400 ms; the test allows for a busy machine, in size and in number."""
+    """The goal is 400 ms; the test allows for a busy machine, in the limit and with several attempts."""
     best = 100.0
     for attempt in range(10):
         folder = tmp_path / str(attempt)

@@ -1,4 +1,4 @@
-"""Configurations carry every field, there and back."""
+"""Configurations keep every field when encoded and decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long things live, as the wire wants it."""
+"""Durations as the protocol requires them."""
 
 from __future__ import annotations
 

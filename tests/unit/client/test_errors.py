@@ -1,4 +1,4 @@
-"""Refusals have names, remedies, and the parents that nats-py's users catch."""
+"""Errors have named classes, advice, and the parents that users of nats-py catch."""
 
 from __future__ import annotations
 

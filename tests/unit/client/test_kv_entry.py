@@ -1,4 +1,4 @@
-"""What a stored message says about its key, and which names are names."""
+"""Stored messages as entries of a bucket, and valid names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hours and days of a bucket, on a broker whose time is virtual."""
+"""Buckets over hours and days, in virtual time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_bucket_with_a_ttl(js: JetStream, advance: Advance) -> None:
         await advance("1s")
         assert await changes(watcher, 2) == [("deleted", "PURGE"), ("put", "PURGE")]
         assert await kv.last("purged") is None
-        # Markers live as long as the bucket lets anything live.
+        # Markers expire with the bucket's max_age at the latest.
         await advance("24h")
         await advance("1s")
         assert (await kv.status()).values == 0

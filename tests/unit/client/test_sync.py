@@ -1,4 +1,4 @@
-"""The background thread: waiting, giving up, and forks."""
+"""The background thread: waiting, timeouts, and forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A watcher's promises where servers and networks make them hard: a stand-in for nats-py's subscription says what comes."""
+"""Guarantees of a watcher in difficult cases; a fake of nats-py's subscription decides what arrives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.client.watch import WatchOptions
 
 
 class Subscription:
-    """What nats-py returns for an ordered consumer."""
+    """A fake of what nats-py returns for an ordered consumer."""
 
     def __init__(self, deliver: Callable[[Msg], Awaitable[None]], pending: int) -> None:
         self._deliver = deliver
@@ -29,7 +29,7 @@ class Subscription:
         return api.ConsumerInfo("C", "KV_B", config, None, delivered, num_pending=self.pending)  # type: ignore[arg-type]
 
     async def unsubscribe(self) -> None:
-        """It ends with the test."""
+        """Do nothing: it ends with the test."""
 
     async def message(self, seq: int, pending: int, **headers: str) -> None:
         self.delivered = max(self.delivered, seq)
@@ -38,7 +38,7 @@ class Subscription:
 
 
 class Context(JetStream):
-    """A context whose subscriptions are the stand-in's."""
+    """A context with fake subscriptions."""
 
     def __init__(self, pending: int) -> None:
         super().__init__(Client())
@@ -60,7 +60,7 @@ async def started(pending: int, *, floor: int = 0, **options: Any) -> tuple[Watc
 
 
 async def test_none_comes_when_what_is_still_to_come_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that expire before they are delivered leave no message that would be the last one."""
+    """If the last pending keys expire before their delivery, no message marks the end."""
     monkeypatch.setattr(watch, "_INIT_CHECK_S", 0.01)
     watcher, subscription = await started(pending=3)
     await subscription.message(1, pending=2)
@@ -84,7 +84,7 @@ async def test_none_waits_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_revision_comes_once_and_none_too() -> None:
-    """An ordered consumer that begins anew may repeat what it had delivered."""
+    """An ordered consumer that starts again may repeat messages."""
     watcher, subscription = await started(pending=2)
     for seq, pending in ((1, 1), (2, 0), (1, 1), (2, 0), (3, 0)):
         await subscription.message(seq, pending)
@@ -94,7 +94,7 @@ async def test_a_revision_comes_once_and_none_too() -> None:
 
 
 async def test_updates_only_never_shows_what_was_there() -> None:
-    """nats-py's ordered consumer begins at sequence 1 if it has to begin anew before anything came."""
+    """nats-py's ordered consumer starts at sequence 1 if it has to start again before the first message."""
     watcher, subscription = await started(pending=0, floor=5, updates_only=True)
     assert await watcher.updates() is None
     for seq in (4, 5, 6):

@@ -1,4 +1,4 @@
-"""docs/reference/configuration.md names every key that is understood."""
+"""docs/reference/configuration.md names every key that is supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: the reference's defaults, checked contradictions, and no secret in a repr."""
+"""Options: nats-server's defaults, contradictions are rejected, and no secret in a repr."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What the keys of a configuration file mean."""
+"""The keys of a configuration file and the options they set."""
 
 import os
 from pathlib import Path

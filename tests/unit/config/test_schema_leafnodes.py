@@ -1,4 +1,4 @@
-"""The section `leafnodes` and its flags: what they mean, and what is refused."""
+"""The section `leafnodes` and its flags: their options, and what is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advisories and metrics, in the reference's key order."""
+"""Advisories and metrics, with nats-server's order of keys."""
 
 from headrace.jetstream_api import advisories
 from headrace.jetstream_api.advisories import ClientInfo, EventStamp

@@ -1,4 +1,4 @@
-"""Bodies become typed values; the fast and the slow path agree."""
+"""Request bodies become typed values; the fast and the slow path agree."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The error table and the shape of errors in answers."""
+"""The error table, and the format of errors in responses."""
 
 import re
 
@@ -8,7 +8,7 @@ from headrace.jetstream_api.errors import ApiError
 
 
 def make_name(constant: str) -> str:
-    """`JSStreamNotFoundErr` is `STREAM_NOT_FOUND`."""
+    """Return the constant for a name of nats-server: `JSStreamNotFoundErr` is `STREAM_NOT_FOUND`."""
     name = re.sub(r"^JS|(Err)?F?$", "", constant)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).upper()
 

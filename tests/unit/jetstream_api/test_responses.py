@@ -1,4 +1,4 @@
-"""Answers, byte for byte as in the vectors of api.md and consumers.md."""
+"""Responses, byte for byte as in the vectors of api.md and consumers.md."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""When schedules fire: against a search through every minute, at changes of clocks, and what is no pattern."""
+"""When schedules fire: compared with a search through every minute, at clock changes, and invalid patterns."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_what_is_no_duration_gives_none(text: str) -> None:
     assert times.parse_duration(text) is None
 
 
-# ttl.md, section 1, with the seed's word on zero (section 7).
+# ttl.md, section 1, with the rule for zero in section 7.
 @pytest.mark.parametrize(
     ("kind", "values"),
     [

@@ -1,4 +1,4 @@
-"""The page of connections."""
+"""The page /connz."""
 
 import asyncio
 from typing import Any

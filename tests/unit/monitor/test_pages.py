@@ -1,4 +1,4 @@
-"""The pages of a running server: what launchers, dashboards and the web page read, and what they may not."""
+"""The pages of a running server, as launchers, dashboards and the web page read them, and access to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "open sesame"
 
 
 class Site:
-    """A server with its monitoring page."""
+    """A server with its monitoring port."""
 
     def __init__(self, server: headrace.Server) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""The forms of /varz."""
+"""The fields of /varz."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Connections on real sockets: what ends one leaves the others, TLS in all its orders, limits and back-pressure."""
+"""Connections on real sockets: isolation from each other, TLS in every order, limits and backpressure."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class TestPressure:
         monkeypatch.undo()
         await modest.ask(
             b"PUB flood 20000\r\n%s\r\n" % (b"x" * 20_000)
-        )  # large: with its slice the others are let go
+        )  # large: after its time slice the others continue
         lines = [await reader.line() for _ in range(3)]
         assert lines[0] == b"MSG flood 1 20000\r\n"
         assert lines[2] == b"MSG flood 1 0\r\n"

@@ -1,4 +1,4 @@
-"""Where accounts keep their streams."""
+"""Where accounts store their streams."""
 
 from __future__ import annotations
 

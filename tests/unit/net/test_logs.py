@@ -1,4 +1,4 @@
-"""Log lines: the reference's form, JSON, no credentials, and never in the way."""
+"""Log lines: nats-server's format, JSON, no credentials, and never blocking."""
 
 import json
 import os

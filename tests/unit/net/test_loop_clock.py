@@ -1,4 +1,4 @@
-"""Timers in an event loop: one alarm, set to the next deadline."""
+"""Timers in an event loop: one handle, set to the next deadline."""
 
 import asyncio
 

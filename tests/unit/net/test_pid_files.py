@@ -1,4 +1,4 @@
-"""The files that tell others about a server."""
+"""The files with which other programs find a server."""
 
 import json
 import os

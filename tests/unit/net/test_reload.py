@@ -1,4 +1,4 @@
-"""A reload takes back what it no longer grants, and one that is refused changes nothing."""
+"""A reload revokes what it no longer grants; a rejected one changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that a newer version stored: a server that does not know one says so, and does not start without it."""
+"""Settings stored by a newer version: a server that does not know one names it and does not start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def serve(folder: Path) -> None:
 
 
 def add_setting(folder: Path, prefix: bytes) -> None:
-    """As a newer version would, which knows more settings."""
+    """Store a setting as a newer version would."""
     disk = FileDisk(folder / "headrace")
     store = open_store(disk, SystemClock())
     [(key, value)] = store.metadata.items(prefix)

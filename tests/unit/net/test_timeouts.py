@@ -1,4 +1,4 @@
-"""Patience with clients: pings, silence before authentication, and what idle connections cost."""
+"""Timeouts of clients: pings, authentication, and the cost of idle connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestPings:
         await wire.close()
 
     async def test_who_answers_stays(self, start: Start) -> None:
-        """More often than it may be silent; a pause of the machine takes away one of its chances, not all."""
+        """Replies more often than the limit; a pause of the machine costs one of its replies, not all."""
         listener = await start(ping_interval_s=0.05, ping_max=8)
         wire = await Wire.dial(listener)
         for _ in range(10):
@@ -62,7 +62,7 @@ class TestPings:
                 rounds += 1
                 if (
                     loop.time() - begun > 0.1
-                ):  # the machine paused, so it was not active and may have been asked
+                ):  # the machine paused, so the client was idle and may have got a PING
                     wire.send(b"PONG\r\n")
                     rounds = 0
         assert session.pings_out == 0
@@ -128,7 +128,7 @@ def resident(pid: int) -> int:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_idle_connections_cost_little(tmp_path: Path) -> None:
-    """The full figure, with 5,000 of them and a publisher beside, is bench/idle.py."""
+    """The full measurement, with 5,000 connections and a publisher, is bench/idle.py."""
     with serving(tmp_path, "-a", "127.0.0.1") as server:
         clients: list[socket.socket] = []
         try:
@@ -142,7 +142,7 @@ def test_idle_connections_cost_little(tmp_path: Path) -> None:
 
 
 def greeted(port: int, count: int) -> list[socket.socket]:
-    """Clients that have said CONNECT and been answered."""
+    """Connect clients that have sent CONNECT and got a reply."""
     clients = []
     for number in range(count):
         client = socket.create_connection(("127.0.0.1", port), timeout=20)

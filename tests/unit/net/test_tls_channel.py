@@ -1,4 +1,4 @@
-"""TLS on a client's socket, in every order the reference knows."""
+"""TLS on a client's socket, in every order that nats-server supports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def upgrade(wire: Wire, trust: ssl.SSLContext) -> None:
 
 
 async def speak(wire: Wire, trust: ssl.SSLContext) -> None:
-    """Start TLS and be answered, or fail; with TLS 1.3 a refusal shows only when reading."""
+    """Start TLS and wait for a reply, or fail; with TLS 1.3 a rejection shows only when reading."""
     await upgrade(wire, trust)
     wire.send(CONNECT + b"PING\r\n")
     if not await wire.line():

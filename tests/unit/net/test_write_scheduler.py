@@ -1,4 +1,4 @@
-"""Small outputs leave at once, large ones by the slice; who adds to them waits, everybody else does not."""
+"""Small outputs are sent at once, large ones in slices; only clients that add to large outputs are paused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 10 * LARGE_BYTES
 
 
 class Loop:
-    """A loop whose time passes as sessions are flushed."""
+    """A loop whose time advances as sessions are flushed."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -76,13 +76,13 @@ class Scene:
         return receiver
 
     def flushed(self) -> list[str]:
-        """What leaves in one flush."""
+        """Return what is sent in one flush."""
         self.sent.clear()
         self.outflow.flush()
         return self.sent
 
     def turned(self) -> list[str]:
-        """What leaves in one turn of the loop."""
+        """Return what is sent in one turn of the loop."""
         self.sent.clear()
         self.loop.turn()
         return self.sent

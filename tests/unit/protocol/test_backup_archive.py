@@ -1,4 +1,4 @@
-"""The format of backups, in pieces of any size, and what is none."""
+"""The format of backups, in pieces of any size, and invalid ones."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def test_a_flipped_byte_is_noticed(at: int, mask: int) -> None:
         found = unpack(bytes(data), len(data))
     except (ProtocolError, AssertionError):
         return
-    # A byte that says which compressor made it may change; a chunk may become one to be passed over, and its end is missed.
+    # The byte that identifies the compressor may change; a chunk may become one that is skipped, so that the end is
+    # missing.
     assert found == [*entries, END_ENTRY] or END_ENTRY not in found
 
 
@@ -140,7 +141,7 @@ def test_anything_at_all(data: bytes) -> None:
     "chunk", [b"\x80\x00\x00\x00", b"\xff\x06\x00\x00sNaPpY", b"\x01\x04\x00\x00\xd8\xea\x82\xa2"]
 )
 def test_chunks_without_end_that_bring_nothing(chunk: bytes) -> None:
-    """Somebody who sends them keeps a server busy for nothing."""
+    """A client that sends them would keep a server busy."""
     unpacker = ArchiveReader(1 << 20)
     unpacker.feed(chunk * 64)
     assert unpacker.next() is None

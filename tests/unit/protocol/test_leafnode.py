@@ -1,4 +1,4 @@
-"""The leafnode protocol: the same operations however the bytes are cut, and nothing but ProtocolError for nonsense."""
+"""The leafnode protocol: the same operations for any chunks, and only ProtocolError for invalid input."""
 
 from __future__ import annotations
 

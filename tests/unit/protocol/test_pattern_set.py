@@ -1,4 +1,4 @@
-"""A set of patterns answers as a comparison of every pair does, and with far fewer steps."""
+"""A set of patterns gives the same result as comparing every pair, with far fewer steps."""
 
 from __future__ import annotations
 

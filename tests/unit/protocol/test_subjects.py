@@ -54,7 +54,7 @@ def test_wildcards_match_their_subjects(pattern: bytes, subject: bytes, expected
 
 
 def patterns() -> list[bytes]:
-    """Every pattern of up to three tokens over a small alphabet."""
+    """Return every pattern of up to three tokens over a small alphabet."""
     found = []
     for length in (1, 2, 3):
         for combination in itertools.product([b"a", b"b", b"*", b">"], repeat=length):

@@ -1,4 +1,4 @@
-"""Frames: cut anywhere they mean the same, and whatever comes they either mean something or end the connection."""
+"""WebSocket frames: the result does not depend on chunks, and invalid input ends the connection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def client_frame(first: int, payload: bytes, key: bytes = b"\x11\x22\x33\x44") -
 def fed(
     chunks: list[bytes], *, compress: bool = True, inflated_max: int = 1 << 20
 ) -> tuple[bytes, bytes, int]:
-    """The payload, what goes back, and the status that ended it (0: none)."""
+    """Return the payload, the reply, and the status that ended the connection (0: none)."""
     frames = WebSocketCodec(compress=compress, inflated_max=inflated_max)
     payload = b""
     try:
@@ -83,7 +83,7 @@ def test_byte_by_byte(size: int) -> None:
 @given(data=st.binary(max_size=600), places=st.lists(st.integers(0, 600), max_size=6))
 @settings(max_examples=150, deadline=None)
 def test_arbitrary_bytes_mean_the_same_however_they_are_cut(data: bytes, places: list[int]) -> None:
-    """Nothing but WebSocketError comes out, and it comes out the same however the bytes arrive."""
+    """The only error is WebSocketError, and it is the same for any chunks."""
     assert fed(cut(data, places)) == fed([data])
 
 
@@ -186,7 +186,7 @@ def test_a_websocket_key_outside_ascii_is_refused() -> None:
 
 
 def test_what_follows_the_last_block_of_a_compressed_message_is_not_kept() -> None:
-    """A frame may say that it is endless, and its compressed data be over with the first byte: the rest weighs nothing."""
+    """A frame may announce any length, and its compressed data may end with the first byte: the rest is not buffered."""
     frames = WebSocketCodec(compress=True, inflated_max=1 << 20)
     deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
     over = deflater.compress(b"PING\r\n") + deflater.flush(zlib.Z_FINISH)

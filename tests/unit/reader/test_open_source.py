@@ -1,4 +1,4 @@
-"""One function chooses how a stream is read; partitions are values that know how they are read."""
+"""One function chooses how a stream is read; a partition contains everything needed to read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the data sources: how they are read, refused and shown."""
+"""Options of the data sources: parsing, errors, and how they are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace.read` gives one snapshot to every engine that speaks Arrow."""
+"""`headrace.read` gives one snapshot to every engine that supports Arrow."""
 
 import itertools
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ T0 = 1_700_000_000_000_000_000
 
 @pytest.fixture
 def source(pin, make_rows):
-    """A folder with one pin: messages 1 to 20, of which 3 was removed, the last two in no segment yet."""
+    """A folder with one pin: messages 1 to 20, of which 3 was removed; the last two are not in a segment yet."""
     pin.segment(make_rows(1, 10), live={1, 2, 4, 5, 6, 7, 8, 9, 10})
     pin.segment(make_rows(11, 8))
     pin.add_loose([(19, b"b", b"", b"NATS/1.0\r\nK: v\r\n\r\n", 60), (20, b"a.x", b"\x00\xff", b"", 0)])

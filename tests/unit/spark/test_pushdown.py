@@ -1,4 +1,4 @@
-"""Filters that are pushed down narrow what is read and nothing else."""
+"""Filters that are pushed down reduce what is read, and nothing else."""
 
 from __future__ import annotations
 

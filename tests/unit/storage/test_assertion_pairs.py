@@ -1,7 +1,7 @@
 """Every structure on disk is checked twice: asserted before it is written, and checked after it is read.
 
-A reader either raises or, where a crash may have cut the bytes short, rejects them with None: its caller then tells a
-torn write from damage.
+A reader either raises or, if a crash may have truncated the bytes, rejects them with None: its caller then
+distinguishes a torn write from damage.
 """
 
 import ast
@@ -55,7 +55,7 @@ def raises_error(function: ast.FunctionDef) -> bool:
 
 
 def is_rejection(node: ast.AST) -> bool:
-    """`return None` or `return x if ... else None`; for the segment's header, what is wrong with it."""
+    """Return whether this is `return None` or `return x if ... else None`; for a segment header, the error text."""
     if not isinstance(node, ast.Return) or node.value is None:
         return False
     value = node.value.orelse if isinstance(node.value, ast.IfExp) else node.value

@@ -1,4 +1,4 @@
-"""Damage is recorded once, whatever words a version uses for it."""
+"""Damage is recorded once, even if versions describe it differently."""
 
 from headrace.storage.damage_report import Damage, RecoveryReport
 

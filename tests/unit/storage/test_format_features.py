@@ -1,6 +1,4 @@
-"""Format features: an unknown one is refused with a message that helps and changes nothing; without any, older versions
-read on.
-"""
+"""Format features: an unknown one is rejected with advice and changes nothing; without any, older versions can read."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ FEATURE = "segments/next"
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A version that has a feature; after the test, none has it any more."""
+    """A version with a feature, for the duration of a test."""
     with monkeypatch.context() as patch:
         patch.setattr("headrace.storage.format_features.KNOWN", frozenset({FEATURE, "facts/x"}))
         patch.setattr("headrace.storage.format_features.__version__", "9.8.7")
@@ -47,7 +45,7 @@ def fingerprint(root: Path) -> dict[str, str]:
 
 
 def fill(root: Path, *needed: str) -> str:
-    """A store that needs features, closed; returns the name of a pin."""
+    """Create a store that needs features and close it; return the name of a pin."""
     with opened(root) as store:
         log = store.create("S")
         for number in range(200):
@@ -76,7 +74,7 @@ def assert_helps(message: str) -> None:
 
 
 def test_a_store_without_features_has_a_root_that_older_versions_read(tmp_path: Path) -> None:
-    """Their root was an array of eight elements, and elements after those were passed over."""
+    """Their root was an array of eight elements; they skip later elements."""
 
     class OldRoot(msgspec.Struct, frozen=True, array_like=True):
         number: int
@@ -132,7 +130,7 @@ def test_a_feature_that_nobody_listed_cannot_be_required(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("known")
 def test_a_feature_is_required_once_its_root_is_durable() -> None:
-    """Power is lost right then: whoever reads the disk finds the feature named."""
+    """After a power loss at that moment, every reader of the disk finds the feature."""
     disk = SimDisk(1)
     store = open_store(disk, Ticking(), TINY)
     store.create("S").append(b"s", b"", b"x", 1)
@@ -163,7 +161,7 @@ def test_an_unknown_feature_is_refused_and_nothing_is_changed(newer: tuple[Path,
 def test_an_older_checkpoint_is_no_way_around_a_feature(newer: tuple[Path, str]) -> None:
     root, _ = newer
     newest = max((root / "checkpoints").glob("*.a"))
-    newest.write_bytes(b"")  # one copy is rotten: the other still says it
+    newest.write_bytes(b"")  # one copy is corrupt: the other still names it
     disk = FileDisk(root)
     with pytest.raises(UnknownFeature):
         open_store(disk, Ticking(), TINY)
@@ -178,7 +176,7 @@ def test_a_server_says_so_and_can_be_started_elsewhere(newer: tuple[Path, str]) 
         async with headrace.Server(store_dir=root.parent):
             pass
 
-    for _ in range(2):  # the lock is free again after a refusal
+    for _ in range(2):  # the lock is free again after the error
         with pytest.raises(UnknownFeature, match="headrace: the store uses") as refused:
             asyncio.run(start())
         assert_helps(str(refused.value))
@@ -233,7 +231,7 @@ def test_a_manifest_that_is_served_is_refused(newer: tuple[Path, str]) -> None:
     with pytest.raises(UnknownFeature) as refused:
         manifest.decode(data, f"the manifest of {pin}")
     assert_helps(str(refused.value))
-    assert data[:8] == b"HRpin002"  # versions without features say that it is damaged, and refuse too
+    assert data[:8] == b"HRpin002"  # versions without features report damage, and refuse too
 
 
 @pytest.mark.usefixtures("known")
@@ -293,7 +291,7 @@ def test_a_cache_of_a_newer_version_is_rebuilt(tmp_path: Path) -> None:
 
 
 def test_facts_of_an_unknown_kind_are_kept(tmp_path: Path) -> None:
-    """What a version does not know, and no feature says it must, is left as it is."""
+    """Metadata that a version does not know, and that no feature requires, is kept as it is."""
     with opened(tmp_path / "headrace") as store:
         store.metadata.put(b"future/1", b"value")
         store.metadata.merge(b"future/2", b"note")

@@ -1,4 +1,4 @@
-"""Stores that open again, or are checked, on a full disk: nothing relies on what may not be there."""
+"""Stores that are opened or checked on a full disk: nothing relies on files that may be missing."""
 
 from dataclasses import replace
 from random import Random
@@ -36,7 +36,7 @@ BRIM = replace(ROOMY, headroom_bytes=0)
 
 
 def fill(disk: SimDisk) -> SimDisk:
-    """The disk as a killed process leaves it, without a free byte."""
+    """Return the disk as a killed process leaves it, without a free byte."""
     after = disk.kill()
     after.capacity = after.used()
     return after
@@ -50,7 +50,7 @@ def rest(driver: StoreDriver) -> None:
 
 
 def write(options: StoreOptions, size: int = 900) -> tuple[SimDisk, StoreDriver]:
-    """A store with a proven checkpoint and twelve acknowledged messages above it."""
+    """Write a store with a proven checkpoint and twelve acknowledged messages after it."""
     disk = SimDisk(0)
     driver = StoreDriver(disk, options)
     driver.create("A")
@@ -65,7 +65,7 @@ def write(options: StoreOptions, size: int = 900) -> tuple[SimDisk, StoreDriver]
 
 
 def purge() -> tuple[SimDisk, StoreDriver]:
-    """A store whose checkpoint names a segment without a live row."""
+    """Write a store whose checkpoint names a segment without a live row."""
     disk = SimDisk(0)
     driver = StoreDriver(disk, ROOMY)
     driver.create("A")
@@ -233,7 +233,7 @@ def test_a_recovery_whose_checkpoint_failed_is_not_relied_upon_in_place() -> Non
 
 
 def test_a_checkpoint_that_alone_has_the_last_frame_is_kept_in_place() -> None:
-    """The recovery that wrote it had read the frame from the page cache; a power loss has taken that since."""
+    """The recovery that wrote it read the frame from the page cache, which a power loss has cleared since."""
     disk, driver = write(BRIM)
     last = driver.store.journal.last_frame
     driver.append("A", b"last", 900)
@@ -279,7 +279,7 @@ def test_a_damaged_journal_on_a_full_disk_is_refused_and_nothing_is_changed() ->
 def test_a_damaged_journal_opens_in_what_space_it_needs_not_in_what_is_estimated() -> None:
     disk = SimDisk(0)
     driver = StoreDriver(disk, replace(BRIM, journal_spares=2))
-    for number in range(14):  # one fact is replayed, not fourteen
+    for number in range(14):  # one metadata change is replayed, not fourteen
         driver.put(b"k", bytes([number]) * 900)
         driver.commit_and_wait()
     driver.run_until_idle()
@@ -292,7 +292,7 @@ def test_a_damaged_journal_opens_in_what_space_it_needs_not_in_what_is_estimated
 
 
 def most_used(disk: SimDisk) -> int:
-    """Bytes in use at most while a store is opened."""
+    """Return the maximum bytes in use while a store is opened."""
     used: list[int] = []
     disk.before_op = lambda op: used.append(disk.used())
     open_store(disk, SimClock(), BRIM)
@@ -357,7 +357,7 @@ def test_a_store_closes_on_a_full_disk_without_a_checkpoint() -> None:
 
 
 def test_the_number_of_an_unlinked_segment_is_not_used_again() -> None:
-    """The journal still names it: a new segment with that number would be taken for it by the next recovery."""
+    """The journal still names it: the next recovery would take a new segment with that number for the old one."""
     disk = SimDisk(0)
     store = open_store(disk, SimClock(), ROOMY)
     log = store.create("A", memory=False)

@@ -1,4 +1,4 @@
-"""The store on the pure kernel: the same tests, in a process that declines the compiled one."""
+"""Runs the tests of the store on the pure core, in another process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The store as a whole: frames, facts, checkpoints, poison, full disks, restarts."""
+"""The store as a whole: frames, metadata, checkpoints, failed syncs, full disks, restarts."""
 
 import errno
 import os
@@ -63,7 +63,7 @@ def test_one_write_and_one_sync_a_frame_whatever_the_number_of_streams() -> None
         "write",
         "sync",
         "write",
-    ]  # the last is the witness, which nobody waits for the disk to have
+    ]  # the last one is the sync marker, whose write is not awaited
 
 
 def test_a_deleted_stream_is_gone_and_its_name_free(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_stream_deleted_right_after_a_purge_goes_with_its_files(tmp_path: Path
 
 
 def test_a_stream_is_deleted_while_files_of_it_are_unlinked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lane unlinks them between two looks at the folder."""
+    """The disk thread unlinks them between two listings of the folder."""
     disk = SimDisk(1)
     store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
@@ -347,7 +347,7 @@ def test_sparse_segments_are_merged_and_their_files_go(tmp_path: Path) -> None:
 
 
 def test_a_growing_segment_does_not_keep_the_rows_of_the_dead(tmp_path: Path) -> None:
-    """Short-lived messages beside a few that stay: what is in memory follows those that live."""
+    """Short-lived messages among a few that stay: memory use follows the live ones."""
     options = replace(TINY, segment_bytes=1 << 20, segment_rows=100_000, sparse_rows=64)
     store = open_small_store(tmp_path, options)
     log = store.create("S")
@@ -380,7 +380,7 @@ def test_a_growing_segment_of_which_nothing_lives_goes_whole(tmp_path: Path) -> 
         store.checkpoint()
         commit(store)
         assert (log.columns.rows, log.sealed_segments) == (0, [])
-        for _ in range(2):  # the file goes when a checkpoint that does not name it is proven
+        for _ in range(2):  # the file is deleted when a checkpoint that does not name it is proven
             log.append(b"s", b"", b"y", 1)
             commit(store)
             store.checkpoint()
@@ -392,14 +392,14 @@ def test_a_growing_segment_of_which_nothing_lives_goes_whole(tmp_path: Path) -> 
 
 
 def _seal_alone(store: Store, disk: SimDisk) -> None:
-    """Commits, while nothing is written behind."""
+    """Commit while nothing is written in the background."""
     store.commit()
     while store.in_flight:
         assert disk.step("commit") or disk.step("")
 
 
 def test_a_checkpoint_waits_for_every_block_before_it() -> None:
-    """What is useless in the queue does not count as written before what stands in front of it is."""
+    """Obsolete items in the queue do not count as written before the items before them are."""
     disk = SimDisk(1)
     store = open_store(disk, Ticking(), replace(TINY, checkpoint_bytes=1 << 30, headroom_bytes=0))
     kept, doomed, other = (store.create(name) for name in ("KEPT", "DOOMED", "OTHER"))
@@ -407,7 +407,7 @@ def test_a_checkpoint_waits_for_every_block_before_it() -> None:
     commit(store)
     other.append(b"s", b"", b"x" * 500, 1)
     other.finish_block()
-    store.flusher.submit_next()  # under way: what follows waits in the queue
+    store.flusher.submit_next()  # being written: later items wait in the queue
     kept.append(b"s", b"", b"acknowledged", 1)
     _seal_alone(store, disk)
     kept.finish_block()
@@ -431,7 +431,7 @@ def test_a_checkpoint_waits_for_the_end_of_a_stream_it_does_not_name() -> None:
     log = store.create("S")
     log.append(b"s", b"", b"acknowledged", 1)
     commit(store)
-    store.delete(log)  # with the frame under construction, which is never sealed
+    store.delete(log)  # with the open frame, which is never sealed
     store.checkpoint()
     disk.drain()
     assert list(open_store(disk.kill(), Ticking(), TINY).logs) == ["S"]
@@ -551,7 +551,7 @@ def test_a_bad_last_frame_that_was_synced_is_damage(tmp_path: Path) -> None:
         assert ("S", 1, 1) in [(damage.stream, damage.first_seq, damage.last_seq) for damage in report.damage]
         assert store.logs["S"].append(b"a", b"", b"", 1) == 2
     with opened(tmp_path) as store:
-        assert not store.report().healthy  # until somebody accepts the loss
+        assert not store.report().healthy  # until the user accepts the loss
         assert store.logs["S"].last_seq == 2
 
 
@@ -570,7 +570,7 @@ def test_damage_is_not_left_to_the_next_stream_of_that_name(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ident", [True, False])
 def test_what_was_lost_is_said_after_every_restart(tmp_path: Path, ident: bool) -> None:
-    """Also where an older version noted it, by the stream's name alone."""
+    """Also if an older version recorded it, by the stream's name alone."""
     killed_with_a_bad_last_frame(tmp_path)
     with opened(tmp_path) as store:
         found = store.report()
@@ -587,7 +587,7 @@ def test_frames_that_a_checkpoint_speaks_of_are_missed_when_they_are_gone(tmp_pa
     other = store.create("T")
     commit(store)
     log.append(b"a", b"", b"x", 1)
-    store.checkpoint()  # the section of S has to wait for this frame
+    store.checkpoint()  # the section of S must wait for this frame
     other.append(b"a", b"", b"x", 1)
     commit(store)
     kill(store)
@@ -629,7 +629,7 @@ def test_a_witness_of_many_streams(tmp_path: Path, streams: int) -> None:
     path.write_bytes(path.read_bytes().replace(b"z" * 50, b"Z" * 50))
     with opened(tmp_path) as store:
         assert not store.report().healthy
-        least = 1 if streams <= 40 else 1 << 20  # where they did not fit, sequences are left out
+        least = 1 if streams <= 40 else 1 << 20  # if they did not fit, sequences are skipped
         assert all(log.last_seq == least for log in store.logs.values())
 
 
@@ -655,7 +655,7 @@ def test_either_copy_of_a_checkpoint_is_enough(tmp_path: Path) -> None:
 
 
 def spoil_section(disk: SimDisk, name: str) -> int:
-    """The newest section of a stream rots in both copies; returns the checkpoint it is in."""
+    """Corrupt the newest section of a stream in both copies; return its checkpoint."""
     found = load_root(disk, list_checkpoints(disk)[0], RecoveryReport())
     assert found is not None
     [ref] = [entry.ref for entry in found.root.streams if entry.name == name]
@@ -669,7 +669,7 @@ def spoil_section(disk: SimDisk, name: str) -> int:
 
 @pytest.mark.parametrize("recycled", [False, True])
 def test_a_section_without_a_good_copy_costs_its_own_stream_only(recycled: bool) -> None:
-    """An older checkpoint, which is kept for the section of A, is no way out: what it needs may be gone."""
+    """An older checkpoint, kept for the section of A, does not help: files that it needs may be gone."""
     disk = SimDisk(1)
     store = open_store(disk, Ticking(), TINY)
     store.create("A").append(b"s", b"", b"a" * 50, 1)
@@ -700,7 +700,7 @@ def test_a_section_without_a_good_copy_costs_its_own_stream_only(recycled: bool)
 
 
 def test_a_checkpoint_that_is_not_proven_gives_way_to_the_one_before() -> None:
-    """Also when recovery wrote it, which leaves out numbers of frames."""
+    """Also if recovery wrote it, which skips frame numbers."""
     disk = SimDisk(1)
     store = open_store(disk, Ticking(), TINY)
     log = store.create("S")
@@ -845,7 +845,7 @@ def test_a_stream_that_never_became_durable_leaves_its_files_to_nobody() -> None
     for number in range(110):
         lost.append(b"old.%d" % (number % 8), b"", b"x" * 20, 5, 7)
     while disk.step():
-        pass  # the frame that is under way is committed; of the stream, only what is behind the journal is written
+        pass  # the frame in progress is committed; of the stream, only what is behind the journal is written
     assert disk.list(f"streams/{lost.ident:08x}")
     disk = disk.kill()
     store = open_store(disk, Ticking(), TINY)
@@ -883,12 +883,12 @@ def test_a_merge_that_cannot_read_is_given_up_and_the_frame_counts() -> None:
 
 
 def fill_up(disk: SimDisk) -> None:
-    """Somebody else takes all that is left."""
+    """Use up the remaining space with another file."""
     disk.run([("create", "filler", 0), ("write", "filler", 0, bytes(disk.free()))])
 
 
 def turn_over(store: Store) -> None:
-    """Until the disk has no room for one more file of the journal, nor for a checkpoint that would release one."""
+    """Publish until there is no space for another journal file, nor for a checkpoint that would release one."""
     for number in range(2_000):
         store.metadata.put(b"consumer", b"%d" % number)
         store.metadata.put(b"consumer/%d" % number, b"x" * 200)
@@ -919,7 +919,7 @@ def test_a_frame_that_finds_no_room_waits_for_it() -> None:
     turn_over(store)
     before = list(commits)
     log.remove(1)
-    for _ in range(3):  # still no room: it is tried, and nothing is told
+    for _ in range(3):  # still no space: it is retried, without a notification
         store.on_idle()
         disk.drain()
     assert commits == before
@@ -1060,7 +1060,7 @@ def test_a_write_behind_that_finds_no_room_keeps_the_store_full_until_one_succee
     for _ in range(3):
         with pytest.raises(StoreFull):
             log.append(b"a", b"", b"x", 1)
-        assert store.full  # what is tried now has not succeeded yet
+        assert store.full  # the current attempt has not succeeded yet
         disk.drain()
     disk.faults.clear()
     store.on_idle()
@@ -1080,7 +1080,7 @@ def test_removing_everything_frees_a_disk_on_which_blocks_found_no_room() -> Non
     fill_up(disk)
     commit(store)
     assert store.flusher.out_of_space
-    disk.capacity = 1_060 << 10  # enough for what is queued and a checkpoint, less than the headroom
+    disk.capacity = 1_060 << 10  # enough for the queue and a checkpoint, less than the headroom
     log.remove_below(log.last_seq + 1)
     commit(store)
     for _ in range(3):

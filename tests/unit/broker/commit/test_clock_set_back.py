@@ -1,4 +1,4 @@
-"""Somebody sets the clock back by an hour: whatever waits for so long waits no longer than that."""
+"""The clock is set back by an hour: everything that waits still ends after its configured time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEXT = b"$JS.API.CONSUMER.MSG.NEXT.S.C"
 
 
 class Ear:
-    """What arrives on a subject, with its status."""
+    """Records what arrives on a subject, with its status."""
 
     def __init__(self, broker: SimBroker, subject: bytes) -> None:
         self.heard: list[tuple[bytes, bytes]] = []
@@ -143,7 +143,7 @@ def test_a_batch_that_nobody_goes_on_with(broker: SimBroker, open_batch: Callabl
 
 
 def test_redelivery_after_a_restart(broker: SimBroker) -> None:
-    """A deadline that was made in the time that went on is a date once the process is gone."""
+    """Deadlines are stored as wall-clock times, because the monotonic clock ends with the process."""
     ear = consumer(broker, ack_wait=5 * SECOND)
     broker.publish("s.a", b"1")
     set_back(broker)

@@ -1,4 +1,4 @@
-"""What an account's streams take: always what a look at every stream would say, without looking."""
+"""Storage usage of an account: always equal to a scan of all streams, without scanning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acknowledgements with odd values are handled like sensible ones."""
+"""Acknowledgements with unusual values are handled like ordinary ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Inbox:
 
 
 def test_a_refusal_with_an_endless_delay_is_one_without() -> None:
-    """It went into the consumer's progress as it was, which then could not be written: nothing was acknowledged any more."""
+    """The delay used to be stored as given in the ack state, which then could not be encoded: acks stopped working."""
     broker = SimBroker(SimDisk(), OPTIONS)
     broker.start()
     broker.call("STREAM.CREATE.Q", name="Q", subjects=["q"])

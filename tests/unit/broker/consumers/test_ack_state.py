@@ -1,4 +1,4 @@
-"""A consumer's progress: floors, redelivery, deadlines, and the written form that survives a crash."""
+"""A consumer's ack state: floors, redelivery, deadlines, and the stored form that survives a crash."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_random_histories_survive() -> None:
 
 
 def test_seventy_thousand_acks_a_second_stay_below_five_gigabytes_a_day() -> None:
-    """Random order, a tenth of a second each, five thousand under way."""
+    """Random order, a flush every tenth of a second, five thousand pending."""
     choice = random.Random(7)
     progress = AckState(1)
     total = 0

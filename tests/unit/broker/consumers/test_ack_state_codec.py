@@ -1,4 +1,4 @@
-"""Pairs of sequences come back as they were written."""
+"""Pairs of sequences survive encoding and decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers inside a whole broker, in virtual time: what happens when, and what it costs."""
+"""Consumers inside a whole broker, in virtual time: deliveries over time, and their cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEXT = b"$JS.API.CONSUMER.MSG.NEXT.S.C"
 
 
 class Scene:
-    """A stream S over `s.>`, a consumer C, and one client that listens on `dlv`."""
+    """A stream S over `s.>`, a consumer C, and one client that subscribes to `dlv`."""
 
     def __init__(self) -> None:
         self.clock = SimClock()
@@ -34,7 +34,7 @@ class Scene:
         self.events: list[tuple[int, Delivery]] = []
 
     def restart(self) -> None:
-        """The process ends without warning and comes back."""
+        """Kill the process and start it again."""
         self.start(self.box.disk.kill())
 
     def create(self, **config: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Scene:
         return [numbers(each)[1] for each in self.take() if each.reply]
 
     def watch(self, total_ns: int, step_ns: int = MS) -> list[tuple[int, Delivery]]:
-        """Let time pass in steps; what came when, in nanoseconds from now."""
+        """Advance in steps; return what arrived when, in nanoseconds from now."""
         start, found = self.clock.now_ns(), []
         while self.clock.now_ns() - start < total_ns:
             self.box.advance(step_ns)
@@ -73,7 +73,7 @@ class Scene:
 
 
 def numbers(message: Delivery) -> tuple[int, int, int]:
-    """Deliveries, stream sequence, consumer sequence."""
+    """Return deliveries, stream sequence, consumer sequence."""
     count, seq, cseq = message.reply.split(b".")[-5:-2]
     return int(count), int(seq), int(cseq)
 
@@ -95,7 +95,7 @@ def test_backoff_is_kept_to_the_millisecond(scene: Scene) -> None:
 
 
 def test_a_delay_with_backoff_is_the_delay(scene: Scene) -> None:
-    """The reference skews it by the difference to the first wait."""
+    """nats-server skews it by the difference to the first wait."""
     scene.create(backoff=[300 * MS, 2 * SECOND])
     scene.store(1)
     scene.pull()
@@ -177,7 +177,7 @@ def test_unconfirmed_progress_is_written_down_ten_times_a_second_at_most(scene: 
                 scene.client.publish(message.reply, b"+ACK")
         scene.box.advance(20 * MS)
     scene.box.advance(SECOND)
-    assert scene.box.store.committed_frame - before <= 6  # the store's own marks included
+    assert scene.box.store.committed_frame - before <= 6  # including the store's own marks
 
 
 def test_idle_consumers_with_filters_are_not_looked_at(scene: Scene) -> None:

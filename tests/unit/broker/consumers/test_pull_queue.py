@@ -15,7 +15,7 @@ OPTIONS = StoreOptions(journal_bytes=1 << 20, segment_bytes=1 << 18)
 def test_a_full_consumer_does_not_go_through_its_requests_for_each_one_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each pull beyond the limit took half a millisecond of the server's time, and everybody else's."""
+    """Each pull beyond the limit used to cost the server half a millisecond, during which all clients waited."""
     looked = 0
     look = PullQueue.check_timeouts
 

@@ -1,4 +1,4 @@
-"""Pins that are granted to readers: each ends with its lease, or when it is let go."""
+"""Pins granted to readers end with their lease, or when they are released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of subjects is what sorting all of them would give, whatever the number of steps."""
+"""A page of subjects equals what sorting all of them would give, for any number of steps."""
 
 from __future__ import annotations
 

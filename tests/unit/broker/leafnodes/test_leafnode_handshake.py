@@ -1,4 +1,4 @@
-"""The handshake of leafnodes: malformed greetings are refused."""
+"""The handshake of leafnodes: malformed CONNECTs are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports and imports: who may have what, how subjects are mapped, and that nothing goes in circles."""
+"""Exports and imports: permissions, mapping of subjects, and rejected cycles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes between accounts leaves nothing behind: answers end, and so does what waits for them."""
+"""Imports between accounts leave nothing behind: pending replies end, and so does everything that waits for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 class Ear:
-    """Hears what is published, and answers if it is told to."""
+    """Subscribes, records messages, and replies if it is set to."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[bytes, bytes, bytes, bytes]] = []
@@ -46,7 +46,7 @@ class World:
         self.desk = self.exchange.reply_map(self.a)
 
     def ask(self) -> bytes:
-        """Ask; the reply subject that the service sees."""
+        """Send a request; return the reply subject that the service sees."""
         assert self.b.router.publish(b"ask.x", b"inbox", b"", b"?") == 1
         return self.service.heard[-1][1]
 
@@ -107,7 +107,7 @@ def test_a_requester_that_left_ends_it() -> None:
 
 
 def test_an_answer_may_be_answered() -> None:
-    """A reply on an answer leads back, too."""
+    """The reply of a reply is routed back, too."""
     world = World()
     back = Ear()
     world.a.router.subscribe_internal(b"back", back)
@@ -137,7 +137,7 @@ def test_what_is_not_exported() -> None:
 
 
 def test_a_ring_of_services_ends() -> None:
-    """Cycles are refused before; should one come about, a request does not run in circles."""
+    """Cycles are rejected earlier; if one exists anyway, a request does not loop."""
     world = World()
     export = Export("service", b">")
     world.exchange.set_imports("B", [Import("service", "A", b"ring", b"ring")], lambda name: [export])

@@ -1,4 +1,4 @@
-"""Permissions do what the plain model says, for every small set of rules."""
+"""Permissions match the simple model, for every small set of rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lists(most: int) -> Iterator[tuple[str, ...]]:
 
 
 def test_publish_permissions_match_the_model() -> None:
-    """Every list of up to two allowed and up to one denied pattern, and every subject."""
+    """Every list of up to two allowed and one denied pattern, and every subject."""
     allows: list[tuple[str, ...] | None] = [None, *lists(2)]
     for allow, deny in itertools.product(allows, lists(1)):
         rules = Rules(publish_allow=allow, publish_deny=deny)

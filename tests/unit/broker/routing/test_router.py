@@ -1,4 +1,4 @@
-"""Interest: who receives what, queue groups, watching, and the seams of the server's own parts."""
+"""Routing: who receives what, queue groups, watching of interest, and internal subscribers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_an_unsubscribe_in_the_middle_of_a_delivery_counts(desk: Desk) -> None:
 
 
 def test_a_pattern_with_many_tokens_can_be_listed(desk: Desk) -> None:
-    """A leafnode that joins gets all subscriptions; one deep pattern must not stop that."""
+    """A new leafnode gets all subscriptions; one deep pattern must not prevent that."""
     pattern = b".".join([b"a", b"*"] * 700)
     desk.client().say(b"SUB %s 1\r\nSUB b.> 2\r\n" % pattern)
     assert {pattern, b"b.>"} <= {found for found, _ in desk.hub.entries()}

@@ -1,4 +1,4 @@
-"""A session: CONNECT, subscriptions and their limits, what is said to whom."""
+"""A session: CONNECT, subscriptions and their limits, and what it sends."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_who_leaves_is_gone_at_once_and_lets_go_by_and_by(desk: Desk, sliced: bo
     told.clear()
     client.session.close()
     assert desk.hub.subscriptions == 1
-    for _ in range(4):  # the member that is left gets everything
+    for _ in range(4):  # the remaining member gets everything
         assert other.say(b"PUB a.599 0\r\n\r\n") == b"MSG a.599 1 0\r\n\r\n"
     assert not desk.hub.has_interest(b"a.7")
     assert client.say(b"") == b""

@@ -1,4 +1,4 @@
-"""Whose a consumer at an origin is, by its metadata."""
+"""The owner of a consumer at an upstream, by its metadata."""
 
 from __future__ import annotations
 

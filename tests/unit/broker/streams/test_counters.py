@@ -1,4 +1,4 @@
-"""The arithmetic of counters, whatever their length, and what happens to one that is no counter any more."""
+"""The arithmetic of counters of any length, and values that are no longer counters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_sums_are_exact(steps: list[tuple[str, int]]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(NUMBERS, min_size=1, max_size=10))
 def test_a_copy_hears_values_and_counts_differences(values: list[int]) -> None:
-    """However many of the origin's messages are missed, or come twice."""
+    """Regardless of how many of the upstream's messages are missed or repeated."""
     broker = counting()
     totals = CounterTotals(broker.jetstream.streams["C"])
     for value in [*values, values[-1]]:

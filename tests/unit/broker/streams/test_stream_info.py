@@ -1,4 +1,4 @@
-"""What streams say of themselves has an end, whatever they have lived through."""
+"""Stream info is bounded, whatever the history of the stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lifetimes follow the messages that there are, however far apart their sequences lie."""
+"""TTLs are tracked for existing messages, however far apart their sequences are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The rules of consumers that need more than a server in its default state.
+"""Rules of consumers that need more than a server in its default state.
 
-Everything else is compared with a real server in tests/conformance/test_config_validation.py.
+Everything else is compared with nats-server in tests/conformance/test_config_validation.py.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which streams would copy from one another for ever."""
+"""Which streams would copy from one another forever."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def changed(name: str, src: str, dest: str) -> StreamSource:
 
 
 def rounds(*streams: StreamConfig) -> bool:
-    """The last of them is being made or changed."""
+    """Return the cycles; the last stream is being created or changed."""
     return has_cycle(streams[-1], {each.name: each for each in streams})
 
 

@@ -1,4 +1,4 @@
-"""How sources are named; the vectors of sourcing.md."""
+"""Index names of sources; the vectors of sourcing.md."""
 
 from headrace.jetstream_api.configs import External, StreamConsumerSource, StreamSource, SubjectTransform
 from headrace.jetstream_api.names import short_hash

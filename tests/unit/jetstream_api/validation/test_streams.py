@@ -1,6 +1,6 @@
-"""The rules of stream configurations that the reference does not share, and those a table cannot show.
+"""Rules of stream configurations that nats-server does not share, and those that a table cannot show.
 
-Everything else is compared with a real server in tests/conformance/test_config_validation.py.
+Everything else is compared with nats-server in tests/conformance/test_config_validation.py.
 """
 
 from typing import Any
@@ -53,7 +53,7 @@ def test_an_equal_stream_is_created_again_as_it_is() -> None:
     assert refusal(caught) == (400, 10058, "stream name already in use with a different configuration")
 
 
-# ttl.md section 7: the flag of the seed.
+# ttl.md section 7: the flag for TTLs.
 
 
 def test_the_marker_flag_brings_a_ttl_of_fifteen_minutes_and_is_echoed() -> None:
@@ -119,7 +119,7 @@ def test_an_update_without_the_flag_keeps_it_true_to_the_ttl() -> None:
     assert update(old, allow_msg_ttl=True).subject_delete_markers is False
 
 
-# sourcing.md 1.3 and 9.3: consumers that the server manages.
+# sourcing.md 1.3 and 9.3: server-managed consumers.
 
 
 def test_a_server_managed_consumer_needs_only_a_name() -> None:

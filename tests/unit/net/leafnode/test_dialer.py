@@ -1,4 +1,4 @@
-"""Dialling a hub that is up to no good: it gets no secrets in the clear, and cannot end the dialling."""
+"""Dialing a hostile hub: it gets no secrets without TLS, and cannot stop the dialer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.config.options import ANY_PORT, ServerOptions
 
 
 class Hub:
-    """Says one INFO to everybody and keeps what it hears."""
+    """Sends one INFO to every connection and records what it receives."""
 
     def __init__(self, urls: list[str]) -> None:
         self._urls = urls

@@ -1,4 +1,4 @@
-"""Two brokers in this process joined as leafnodes: what they say of themselves, how they find each other again."""
+"""Two brokers in this process joined as leafnodes: their CONNECT and INFO, and reconnects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_what_others_are_told(more: dict[str, object], urls: list[str]) ->
 
 
 async def test_it_comes_back(tmp_path: Path) -> None:
-    """A hub that restarts at the same port is joined again, and one that is away is waited for."""
+    """The leaf reconnects to a hub that restarts on the same port, and waits for one that is down."""
     async with Server(server_name="hub", leafnodes=listening()) as hub:
         port = hub.leafnode_port
         edge = Server(server_name="edge", leafnodes=dialling(port))
@@ -70,7 +70,7 @@ async def test_it_comes_back(tmp_path: Path) -> None:
 
 async def test_the_next_address_is_tried() -> None:
     async with Server(server_name="hub", leafnodes=listening()) as hub:
-        ports = (1, hub.leafnode_port)  # nobody listens at the first
+        ports = (1, hub.leafnode_port)  # nothing listens at the first address
         async with Server(server_name="edge", leafnodes=dialling(*ports, no_randomize=True)) as edge:
             await until(lambda: len(edge.leafz_entries()) == 1)
 

@@ -1,4 +1,4 @@
-"""Who dialled in with a token goes when that ends."""
+"""A leafnode that connected with a JWT is disconnected when the JWT expires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.identities import Realm
 
 
 async def test_a_leafnode_goes_when_its_token_ends() -> None:
-    for lifetime_s in (2, 6, 20):  # longer where it had ended before it was shown
+    for lifetime_s in (2, 6, 20):  # longer if it had expired before it was used
         end_s = int(time.time()) + lifetime_s
         said = await until_it_goes(end_s)
         if b"LS+" in said:
@@ -24,7 +24,7 @@ async def test_a_leafnode_goes_when_its_token_ends() -> None:
 
 
 async def until_it_goes(end_s: int) -> bytes:
-    """What is said to a leafnode whose token ends then."""
+    """Return what a leafnode receives whose JWT expires at this time."""
     realm = Realm()
     realm.account("A")
     key, token = realm.user("A", claims={"exp": end_s})

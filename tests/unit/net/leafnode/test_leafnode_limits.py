@@ -1,4 +1,4 @@
-"""How much somebody who dialled in may want."""
+"""Limits on the subscriptions of a leafnode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference model agrees with the rules of the store's interface."""
+"""The model of the store follows the rules of the store's interface."""
 
 from headrace.sim.checkers.store_model import StoreModel
 

@@ -1,4 +1,4 @@
-"""Lanes are FIFOs stepped by the simulation; faults hit the call they name."""
+"""Disk queues are FIFOs stepped by the simulation; faults affect the call they name."""
 
 import errno
 
@@ -110,7 +110,7 @@ def test_a_failed_sync_may_lose_what_it_should_have_written(lost: str, shown: by
         disk.run([("sync", "a")])
     assert written(disk, "a") == shown
     assert written(disk.kill(), "a") == shown
-    disk.run([("sync", "a")])  # the retry succeeds, whatever was lost
+    disk.run([("sync", "a")])  # the retry succeeds, although data was lost
     assert written(disk, "a") == shown
     assert written(disk.crash(DROP), "a") == durable
     disk.snapshot()
@@ -126,8 +126,8 @@ def test_a_full_disk_refuses_and_takes_again() -> None:
     with pytest.raises(OSError) as caught:
         disk.run([("write", "b", 0, b"y" * 50)])
     assert caught.value.errno == errno.ENOSPC
-    assert disk.size("b") == 40  # what fitted was written, as on a real disk
-    disk.run([("write", "a", 0, b"z" * 60)])  # overwriting needs no room
+    assert disk.size("b") == 40  # as much as fits is written, as on a real disk
+    disk.run([("write", "a", 0, b"z" * 60)])  # overwriting needs no space
     with pytest.raises(OSError):
         disk.run([("create", "c", 1)])
     disk.run([("unlink", "a"), ("create", "c", 60)])
@@ -136,7 +136,7 @@ def test_a_full_disk_refuses_and_takes_again() -> None:
 
 
 def test_data_is_taken_when_the_operation_runs() -> None:
-    """As with a real thread: who changes a buffer after submitting it writes something else."""
+    """As with a real thread: a change of the buffer after submitting it is written."""
     disk, buffer = two_files(), bytearray(b"before")
     disk.submit("commit", [("write", "a", 0, buffer)], lambda error: None)
     buffer[:] = b"after!"

@@ -1,4 +1,4 @@
-"""The simulated disk keeps what was synced, may lose the rest, and never invents."""
+"""The simulated disk keeps what was synced, may lose the rest, and never invents data."""
 
 import errno
 from random import Random

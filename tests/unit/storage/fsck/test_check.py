@@ -1,4 +1,4 @@
-"""fsck says what a store holds and what is wrong; only --accept-loss lets anything go, and keeps it in lost/."""
+"""fsck reports the content of a store and its damage; only --accept-loss removes anything, and keeps it in lost/."""
 
 import json
 import subprocess

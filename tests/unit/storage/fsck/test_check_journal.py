@@ -1,4 +1,4 @@
-"""fsck and the journal: a tear is no damage, a rotten frame is, and a stream without its section is offline."""
+"""fsck and the journal: a torn tail is not damage, a corrupt frame is, and a stream without its section is offline."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def crashed(tmp_path):
 
 
 def frames(root):
-    """(path, offset, length) of each tick in the journal, in order of its number."""
+    """Return (path, offset, length) of each frame in the journal, in order of its number."""
     found = []
     for path in sorted((root / "journal").glob("*.jnl")):
         data = memoryview(path.read_bytes())
@@ -39,7 +39,7 @@ def test_a_torn_last_frame_is_named_and_is_no_damage(crashed, tmp_path):
     data = bytearray(path.read_bytes())
     data[at + length // 2 : at + length] = bytes(length - length // 2)
     path.write_bytes(data)
-    assert not check(str(tmp_path)).clean  # the witness knows better
+    assert not check(str(tmp_path)).clean  # the sync marker shows that it was synced
     (tmp_path / "journal/synced").write_bytes(b"")
     found = check(str(tmp_path))
     assert found.clean

@@ -97,7 +97,7 @@ def test_submissions_complete_in_order_and_on_this_thread(disk: FileDisk) -> Non
     assert seen[0] is None
     assert isinstance(seen[1], FileExistsError)
     assert seen[2] is None
-    assert disk.read("a", 0, 9) == b"12"  # the failing operation ended its submission
+    assert disk.read("a", 0, 9) == b"12"  # the failed operation ended its submission
 
 
 def test_completions_are_posted(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_more_files_than_descriptors(disk: FileDisk, monkeypatch: pytest.MonkeyP
 
 
 def crowded(disk: FileDisk, monkeypatch: pytest.MonkeyPatch, error: int) -> list[int]:
-    """As many files as descriptors are written and not synced; the first sync fails, once, as the kernel tells it."""
+    """As many files as descriptors are written and not synced; the first sync fails once, as the kernel reports it."""
     monkeypatch.setattr(file_handles, "DESCRIPTORS_MAX", 8)
     for number in range(8):
         disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"x")])
@@ -156,7 +156,7 @@ def test_a_sync_in_passing_that_fails_is_told_to_the_next_who_syncs_the_file(
     for number in range(8, 40):
         disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"x")])
     assert synced
-    for _ in range(2):  # whoever asks again is told again
+    for _ in range(2):  # each caller gets the error
         with pytest.raises(OSError, match="sync failed") as failed:
             disk.run([("sync", "f0")])
         assert failed.value.errno == errno.EIO
@@ -197,12 +197,12 @@ def test_a_file_is_there_as_large_as_it_was_asked_for_or_not_at_all(
     monkeypatch.setattr(disk_module, "_reserve", reserve)
     with pytest.raises(OSError, match="quota") as failed:
         disk.run([("create", "a", 100)])
-    assert failed.value.errno == errno.ENOSPC  # a quota that is used up is a full disk
+    assert failed.value.errno == errno.ENOSPC  # an exhausted quota is a full disk
     assert not disk.exists("a")
 
 
 def run_out(monkeypatch: pytest.MonkeyPatch, left: Callable[[], bool], error: int = errno.EMFILE) -> None:
-    """Files can be opened only while some descriptor is left."""
+    """Files can be opened only while a descriptor is left."""
     real = os.open
 
     def opened(path: Path | str, *rest: int) -> int:

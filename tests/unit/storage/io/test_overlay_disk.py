@@ -1,4 +1,4 @@
-"""An overlay shows every change and passes none on."""
+"""An overlay shows every change and writes none to the disk below."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from headrace.storage.io.overlay_disk import OverlayDisk
 
 
 class Fixed:
-    """A disk beneath with two files; anything but reading would fail."""
+    """A disk below with two files; anything but reading fails."""
 
     files = {"a/one": b"0123456789", "a/two": b"xyz", "top": b""}
 

@@ -1,4 +1,4 @@
-"""Searches over whole columns find what a naive look at every message finds."""
+"""Searches over whole columns find the same as a check of every message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def store_and_log(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Store
 
 
 def fill(store: Store, log: StreamLog, rng: random.Random) -> None:
-    """Messages of a few subjects with holes, in several segments."""
+    """Store messages of a few subjects with gaps, in several segments."""
     for number in range(300):
         header = b"NATS/1.0\r\nA: b\r\n\r\n" if rng.random() < 0.3 else b""
         log.append(b"s.%d" % rng.randrange(12), header, b"x" * rng.randrange(40), number)
@@ -76,9 +76,7 @@ def test_the_oldest_go_until_enough_bytes_are_free(store_and_log: tuple[Store, S
     after = live(log)
     assert after == before[len(before) - len(after) :]
     gone = before[len(before) - len(after) - 1]
-    log.append(
-        b"s.0", b"", b"", 0
-    )  # a log of which the last message went would not say what that one had cost
+    log.append(b"s.0", b"", b"", 0)  # a log without its last message could not report that message's size
     assert gone < log.first_seq
 
 

@@ -1,4 +1,4 @@
-"""A log against a naive model: whatever is done to it, every question has the same answer."""
+"""A log compared with a simple model: after any operations, every query has the same result."""
 
 import tempfile
 from pathlib import Path
@@ -33,7 +33,7 @@ steps = st.lists(
 
 
 class Machine:
-    """Does the same to a log and to the model."""
+    """Applies the same operations to a log and to the model."""
 
     def __init__(self, root: Path, memory: bool) -> None:
         self.root = root
@@ -116,7 +116,7 @@ def test_a_log_answers_as_the_model_does(memory: bool) -> None:
     def walk(script: list[tuple]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             machine = Machine(Path(folder), memory)
-            kept = [machine.log.get_filter(patterns) for patterns in FILTERS]  # alive while subjects appear
+            kept = [machine.log.get_filter(patterns) for patterns in FILTERS]  # live while subjects are added
             for step in script:
                 machine.run(step)
             compare(machine.log, machine.naive, FILTERS)
@@ -276,7 +276,7 @@ def test_a_filter_over_many_segments_remembers_its_few_rows(tmp_path: Path) -> N
 
 
 def test_damage_is_not_forgotten_with_subjects(tmp_path: Path) -> None:
-    """What was read around a damaged block is not saved as if it were all that there is."""
+    """Counts from around a damaged block are not saved as if they were complete."""
     with opened(tmp_path) as store:
         log = store.create("S")
         for number in range(120):

@@ -1,4 +1,4 @@
-"""A view holds whole records only, also where a block was cut early by a record that did not fit."""
+"""A view has only complete records, also if a block ended early because a record did not fit."""
 
 import struct
 

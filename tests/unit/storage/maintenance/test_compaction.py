@@ -1,4 +1,4 @@
-"""Segments that are merged keep their messages, however far apart these are."""
+"""Merged segments keep their messages, however far apart these are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large messages written beside the journal spare what is there."""
+"""Large messages stored outside of the journal do not overwrite existing files."""
 
 from __future__ import annotations
 

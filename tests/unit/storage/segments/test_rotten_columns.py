@@ -1,4 +1,4 @@
-"""Column files that rot while the store runs: no removal, merge or filter follows what they say now."""
+"""Column files that are corrupted while the store runs: no removal, merge or filter uses them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from support.small_store import TINY, Naive, Ticking, commit, compare, open_smal
 ROWS = 600
 SUBJECTS = (b"a.1", b"a.2", b"b.1")
 SEGMENTS = 3
-#: Segments of so many rows that their columns take several pages, which is where files used to be mapped.
+#: Segments with so many rows that their columns take several pages; such files used to be memory-mapped.
 LARGE = replace(TINY, segment_rows=ROWS, segment_bytes=1 << 20, block_bytes=4 << 10, checkpoint_bytes=1 << 20)
-#: Where each column begins, in bytes a row, and its type.
+#: Where each column begins, in bytes per row, and its type.
 COLUMNS = {
     "time": (0, "<u8"),
     "offset": (8, "<u4"),
@@ -65,7 +65,7 @@ def column_files(root: Path) -> list[Path]:
 
 
 def rot(root: Path, column: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Replace one column in every file, in place, as a medium does that returns other bytes."""
+    """Replace one column in every file, in place, like a disk that returns other bytes."""
     begin, kind = COLUMNS[column]
     for path in column_files(root):
         content = bytearray(path.read_bytes())
@@ -157,7 +157,7 @@ def test_a_consumer_gets_what_its_filter_names(held: tuple[Store, Naive, Path]) 
 
 
 def test_a_file_that_is_cut_short_ends_nothing(held: tuple[Store, Naive, Path]) -> None:
-    """Pages of a mapped file that are gone are a SIGBUS: the end of the server."""
+    """Accessing missing pages of a memory-mapped file would be a SIGBUS, which kills the server."""
     store, naive, root = held
     for path in column_files(root):
         os.truncate(path, 0)

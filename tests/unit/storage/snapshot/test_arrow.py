@@ -1,4 +1,4 @@
-"""Record bytes become the Arrow columns they stand for."""
+"""Records become the Arrow columns that they represent."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""A pin shows one state of a stream for as long as it is held, whatever the store does meanwhile."""
+"""A pin shows one state of a stream as long as it exists, whatever the store does meanwhile."""
 
 import errno
 
@@ -34,7 +34,7 @@ def rows_of(snapshot):
 
 
 def read(opened, name):
-    """As another process would: by the folder and the pin's name only."""
+    """Read as another process would: by folder and name of the pin only."""
     disk = ReadonlyDisk(opened.root, exclusive=False)
     return rows_of(StreamSnapshot(disk, load(disk, name)))
 
@@ -63,7 +63,7 @@ def test_pins_keep_what_they_showed_while_the_store_goes_on(tmp_path, seed):
             opened.remove(opened.rng.randrange(25))
         if opened.rng.random() < 0.1:
             opened.trim(opened.log.last_seq - opened.rng.randrange(100))
-        # Without waiting: blocks are in memory, under way and written, in any mixture.
+        # Without waiting: blocks are in memory, being written and written, in any mixture.
         if opened.rng.random() < 0.3:
             held.append((leases.create_pin(opened.store, opened.log, 60, NOW).id, opened.rows()))
         if opened.store.dirty and not opened.store.in_flight:

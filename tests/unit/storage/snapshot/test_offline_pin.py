@@ -1,4 +1,4 @@
-"""Without a broker the lock lets a reader make the manifest itself, and nothing on disk changes."""
+"""Without a broker, the lock lets a reader make the manifest itself, and nothing on disk changes."""
 
 import hashlib
 import subprocess

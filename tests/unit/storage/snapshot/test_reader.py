@@ -1,4 +1,4 @@
-"""A snapshot gives exactly the rows its manifest speaks of, or says what is damaged."""
+"""A snapshot has exactly the rows of its manifest, or reports what is damaged."""
 
 import pytest
 

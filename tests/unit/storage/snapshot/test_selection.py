@@ -1,4 +1,4 @@
-"""A selection chooses exactly the rows that a slow loop would choose."""
+"""A selection has exactly the rows that a simple loop would select."""
 
 import itertools
 
