@@ -33,7 +33,7 @@ import obstore
 import uvloop
 from obstore.store import LocalStore
 
-from claims.claims_harness import reference_server
+from claims.claims_harness import run_nats_server
 from claims.object_stores import Weed
 from headrace.claims import ClaimConfig, Claims, FakeClock, FolderStore, Ttl
 from headrace.claims.jetstream_client import encode_json
@@ -383,10 +383,10 @@ if __name__ == "__main__":
     place = Path(tempfile.mkdtemp(prefix="claims-bench-", dir=chosen.folder))
     running = Weed() if chosen.store != "folder" and "transfer" in chosen.parts else None
     try:
-        with reference_server() as address:
+        with run_nats_server() as address:
             uvloop.run(main(chosen, address, place, running))
         if "object-store" in chosen.parts:
-            with reference_server(sync_always=True) as address:
+            with run_nats_server(sync_always=True) as address:
                 uvloop.run(synced(chosen, address, place))
     finally:
         if running:

@@ -1,6 +1,6 @@
 """Runs nats-py's own test suite against Headrace and against nats-server, and compares the results.
 
-    python bench/natspy.py --suite PATH [--server ours|reference|both] [-k EXPRESSION] [--json
+    python bench/natspy.py --suite PATH [--server ours|nats-server|both] [-k EXPRESSION] [--json
     FILE]
 
 PATH is a checkout of nats.py or its bare git directory; it is exported into a temporary folder that is removed
@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from conformance.servers import reference_binary
+from conformance.servers import nats_server_binary
 
 Outcomes = dict[str, str]
 
@@ -46,7 +46,7 @@ def stand_in(folder: Path, server: str) -> Path:
     program = folder / "nats-server"
     source = Path(__file__).parent.parent / "src"  # not the suite's own packages
     ours = f"env PYTHONPATH={source} {sys.executable} -m headrace serve"
-    command = reference_binary() if server == "reference" else ours
+    command = nats_server_binary() if server == "nats-server" else ours
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     program.chmod(0o755)
     return folder
@@ -99,7 +99,7 @@ def show(results: dict[str, Outcomes]) -> None:
         if len(results) == 1:
             print("\n".join(f"  failed {test}" for test, outcome in outcomes.items() if outcome == "failed"))
     if len(results) == 2:
-        ours, reference = results["ours"], results["reference"]
+        ours, reference = results["ours"], results["nats-server"]
         worse = [test for test, outcome in reference.items() if outcome == "passed" != ours.get(test)]
         print(f"passed on nats-server but not on Headrace: {len(worse)}")
         print("\n".join(f"  {test}" for test in worse))
@@ -108,12 +108,12 @@ def show(results: dict[str, Outcomes]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", type=Path, required=True, help="checkout or bare git directory of nats.py")
-    parser.add_argument("--server", choices=["ours", "reference", "both"], default="ours")
+    parser.add_argument("--server", choices=["ours", "nats-server", "both"], default="ours")
     parser.add_argument("-k", dest="expression", default="", help="pytest's selection of tests")
     parser.add_argument("--timeout", type=int, default=60, help="seconds per test")
     parser.add_argument("--json", type=Path, help="file for the outcomes")
     options = parser.parse_args()
-    servers = ["reference", "ours"] if options.server == "both" else [options.server]
+    servers = ["nats-server", "ours"] if options.server == "both" else [options.server]
     results = {server: run(options.suite, server, options.expression, options.timeout) for server in servers}
     show(results)
     if options.json:

@@ -38,7 +38,7 @@ SAMPLE_S = 2.0
 PAYLOAD = b"x" * 112
 STEP_S = 0.02
 #: Timeout of a request; generous, because the disk may be shared.
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 #: The publisher waits when the reader is this many messages behind.
 BACKLOG_MAX = 10_000
 CHUNK = 500
@@ -84,7 +84,7 @@ class Soak:
         await self._account()
 
     async def _set_up(self) -> None:
-        js = (await connect(self.url)).jetstream(timeout=PATIENCE_S)
+        js = (await connect(self.url)).jetstream(timeout=TIMEOUT_S)
         self.js = js
         streams: tuple[dict[str, Any], ...] = (
             {"name": "WORK", "subjects": ["work"], "retention": "workqueue"},
@@ -178,7 +178,7 @@ class Soak:
     async def _ttl(self) -> None:
         while self.going:
             asked = time.monotonic()
-            await self.js.publish(f"short.{self.done['ttl'] % 100}", PAYLOAD, timeout=PATIENCE_S, ttl=TTL_S)
+            await self.js.publish(f"short.{self.done['ttl'] % 100}", PAYLOAD, timeout=TIMEOUT_S, ttl=TTL_S)
             self.waits.append(time.monotonic() - asked)
             self.done["ttl"] += 1
             await asyncio.sleep(STEP_S)
@@ -207,7 +207,7 @@ class Soak:
         connection = await connect(self.url)
         store = {"path": str(self.folder / "claims")}
         config = ClaimConfig("soak", threshold=64 * 1024, store=store)
-        claims = await Claims.open(connection, config, streams=["CLAIMED"], timeout_s=PATIENCE_S)
+        claims = await Claims.open(connection, config, streams=["CLAIMED"], timeout_s=TIMEOUT_S)
         reader = await connection.jetstream().pull_subscribe("claimed", "READER", stream="CLAIMED")
         while self.going:
             number = self.done["claims"]
@@ -218,7 +218,7 @@ class Soak:
             async def work(received: Any, got: list[bytes] = got) -> None:
                 got.append(bytes(received.data))
 
-            for message in await reader.fetch(1, timeout=PATIENCE_S):
+            for message in await reader.fetch(1, timeout=TIMEOUT_S):
                 await claims.consumer.handle(message, work)
             if got != [data]:
                 self.lost.append(f"claim {number} was resolved to other bytes")

@@ -48,7 +48,7 @@ assert stalls_server.__name__, "its operations are in ROWS, too"
 def wait_of(port: int, publishes: bool, stop: Any, result: Any) -> None:
     """Measure round trips until stopped: a PING, or a publish with its ack."""
     connection = Connection(port)
-    connection.socket.settimeout(PATIENCE_S)
+    connection.socket.settimeout(TIMEOUT_S)
     waits: list[tuple[float, float]] = []
     while not stop.is_set():
         start = time.perf_counter()
@@ -81,7 +81,7 @@ class Bystanders:
     def finish(self, begin: float, end: float) -> list[list[float]]:
         """Return the waits of both, for round trips that overlap the operation."""
         self._stop.set()
-        found = [result.get(timeout=PATIENCE_S) for result in self._results]
+        found = [result.get(timeout=TIMEOUT_S) for result in self._results]
         for process in self._processes:
             process.join()
         return [[wait for start, wait in waits if start + wait >= begin and start <= end] for waits in found]
@@ -158,7 +158,7 @@ def purge_filter(c: Connection, scale: float) -> Iterator[None]:
     c.stream("BIG")
     fill(c, [b"BIG.%s.%d" % (b"a" if n % 2 else b"b", n % 1000) for n in range(2 * count)])
     yield
-    c.api("STREAM.PURGE.BIG", {"filter": "BIG.a.>"}, timeout_s=PATIENCE_S)
+    c.api("STREAM.PURGE.BIG", {"filter": "BIG.a.>"}, timeout_s=TIMEOUT_S)
 
 
 @row("purge_keep")
@@ -167,7 +167,7 @@ def purge_keep(c: Connection, scale: float) -> Iterator[None]:
     c.stream("BIG")
     fill(c, keys(1000, scaled(MILLION, scale) // 1000))
     yield
-    c.api("STREAM.PURGE.BIG", {"filter": "BIG.k.*", "keep": 1000}, timeout_s=PATIENCE_S)
+    c.api("STREAM.PURGE.BIG", {"filter": "BIG.k.*", "keep": 1000}, timeout_s=TIMEOUT_S)
 
 
 @row("purge_seq")
@@ -177,7 +177,7 @@ def purge_seq(c: Connection, scale: float) -> Iterator[None]:
     c.stream("BIG")
     fill(c, keys(1000, 2 * count // 1000))
     yield
-    c.api("STREAM.PURGE.BIG", {"seq": count}, timeout_s=PATIENCE_S)
+    c.api("STREAM.PURGE.BIG", {"seq": count}, timeout_s=TIMEOUT_S)
 
 
 @row("delete_stream")
@@ -188,7 +188,7 @@ def delete_stream(c: Connection, scale: float) -> Iterator[None]:
     for number in range(int(4_000 * scale)):
         c.consumer("BIG", f"c{number}", ack_policy="explicit", filter_subject=f"BIG.k.{number % 1000}")
     yield
-    c.api("STREAM.DELETE.BIG", timeout_s=PATIENCE_S)
+    c.api("STREAM.DELETE.BIG", timeout_s=TIMEOUT_S)
 
 
 @row("delete_consumers")
@@ -201,7 +201,7 @@ def delete_consumers(c: Connection, scale: float) -> Iterator[None]:
     fill(c, keys(1000, scaled(100_000, scale) // 1000))
     yield
     for name in names:
-        c.api(f"CONSUMER.DELETE.BIG.{name}", timeout_s=PATIENCE_S)
+        c.api(f"CONSUMER.DELETE.BIG.{name}", timeout_s=TIMEOUT_S)
 
 
 # Consumers
@@ -213,7 +213,7 @@ def last_per_subject(c: Connection, scale: float) -> Iterator[None]:
     count, gone = scaled(500_000, scale), scaled(100_000, scale)
     c.stream("BIG")
     fill(c, keys(count, 2))
-    c.api("STREAM.PURGE.BIG", {"seq": count + gone}, timeout_s=PATIENCE_S)
+    c.api("STREAM.PURGE.BIG", {"seq": count + gone}, timeout_s=TIMEOUT_S)
     yield
     c.consumer(
         "BIG", "last", ack_policy="explicit", deliver_policy="last_per_subject", filter_subject="BIG.k.*"
@@ -234,7 +234,7 @@ def kv_watch(c: Connection, scale: float) -> Iterator[None]:
         "deliver_subject": "watch", "deliver_policy": "last_per_subject", "ack_policy": "none",
         "filter_subject": "BIG.k.*", "flow_control": True, "idle_heartbeat": 5_000_000_000,
     }  # fmt: skip
-    c.api("CONSUMER.CREATE.BIG", {"stream_name": "BIG", "config": config}, timeout_s=PATIENCE_S)
+    c.api("CONSUMER.CREATE.BIG", {"stream_name": "BIG", "config": config}, timeout_s=TIMEOUT_S)
     seen = 0
     while seen < count:
         _, reply, head, _ = watcher.message()
@@ -276,7 +276,7 @@ def info_subjects(c: Connection, scale: float) -> Iterator[None]:
     seen = 0
     while seen < count:
         body = {"subjects_filter": ">", "offset": seen}
-        found = c.api("STREAM.INFO.BIG", body, timeout_s=PATIENCE_S)["state"]["subjects"]
+        found = c.api("STREAM.INFO.BIG", body, timeout_s=TIMEOUT_S)["state"]["subjects"]
         seen += len(found)
 
 
@@ -286,9 +286,9 @@ def info_deleted(c: Connection, scale: float) -> Iterator[None]:
     count = scaled(MILLION, scale)
     c.stream("BIG")
     fill(c, [b"BIG.%d" % (n % 2) for n in range(count)])
-    c.api("STREAM.PURGE.BIG", {"filter": "BIG.1"}, timeout_s=PATIENCE_S)
+    c.api("STREAM.PURGE.BIG", {"filter": "BIG.1"}, timeout_s=TIMEOUT_S)
     yield
-    c.api("STREAM.INFO.BIG", {"deleted_details": True}, timeout_s=PATIENCE_S)
+    c.api("STREAM.INFO.BIG", {"deleted_details": True}, timeout_s=TIMEOUT_S)
 
 
 @row("lists")
@@ -307,7 +307,7 @@ def lists(c: Connection, scale: float) -> Iterator[None]:
     ):  # fmt: skip
         offset = 0
         while offset < total:
-            answer = c.api(operation, {"offset": offset}, timeout_s=PATIENCE_S)
+            answer = c.api(operation, {"offset": offset}, timeout_s=TIMEOUT_S)
             offset += len(answer.get("streams") or answer.get("consumers") or [None] * total)
 
 
@@ -332,7 +332,7 @@ def backup(c: Connection, scale: float) -> Iterator[None]:
     receiver = Connection(c.socket.getpeername()[1])
     receiver.subscribe(b"backup.data")
     yield
-    c.api("STREAM.SNAPSHOT.BIG", {"deliver_subject": "backup.data"}, timeout_s=PATIENCE_S)
+    c.api("STREAM.SNAPSHOT.BIG", {"deliver_subject": "backup.data"}, timeout_s=TIMEOUT_S)
     while True:
         _, reply, _, payload = receiver.message()
         if reply:

@@ -14,7 +14,7 @@ from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
-from conformance.servers import REFERENCE, Server, Setup
+from conformance.servers import NATS_SERVER, Server, Setup
 from headrace.claims import ClaimConfig, Claims, FakeClock, MemoryStore, Metrics, Ttl
 from headrace.claims.jetstream_client import JetStreamClient
 from headrace.claims.registry import STREAM, claim_subject, due_subject
@@ -23,15 +23,15 @@ from headrace.testing import HostedServer
 LARGE = b"0123456789abcdef" * 8192  # 128 KiB
 THRESHOLD = 64 * 1024
 #: Timeout for replies that must arrive. Generous, because the machine may pause for some seconds.
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 NOT_THE_EXPECTED_STREAM = 10060
 
 
 @contextlib.contextmanager
-def reference_server(*, sync_always: bool = False) -> Iterator[str]:
+def run_nats_server(*, sync_always: bool = False) -> Iterator[str]:
     """Run a real nats-server with JetStream; `sync_always` makes it sync before each ack."""
     config = "jetstream { sync_interval: always }" if sync_always else ""
-    with Server(REFERENCE, Setup(config=config)) as server:
+    with Server(NATS_SERVER, Setup(config=config)) as server:
         yield server.url
 
 
@@ -57,7 +57,7 @@ class ClaimsHarness:
         self.folder = folder
         self.name = name
         self.clock = FakeClock(server.server.now_ns()) if server else MovedClock()
-        self.wire = JetStreamClient(connection, timeout_s=PATIENCE_S)
+        self.wire = JetStreamClient(connection, timeout_s=TIMEOUT_S)
         self.opened: list[Claims] = []
         #: Backend and settings of the store; empty for a folder. All tests share one memory store.
         self.backend: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class ClaimsHarness:
             store=objects,
             clock=clock or self.clock,
             metrics=Metrics(),
-            timeout_s=PATIENCE_S,
+            timeout_s=TIMEOUT_S,
             retry_s=0.01,
         )
         self.opened.append(made)
@@ -111,12 +111,12 @@ class ClaimsHarness:
 
     async def next(self, stream: str, consumer: str) -> Msg:
         """Return the next message of a consumer; it must arrive before the timeout."""
-        (message,) = await self.wire.pull(stream, consumer, 1, expires_s=PATIENCE_S)
+        (message,) = await self.wire.pull(stream, consumer, 1, expires_s=TIMEOUT_S)
         return message
 
     async def settled(self, stream: str, consumer: str) -> None:
         """Wait until no message is pending: nats-server processes acks with a delay."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while (await self.wire.api_request(f"CONSUMER.INFO.{stream}.{consumer}"))["num_ack_pending"]:
                 await asyncio.sleep(0.01)
 
@@ -179,7 +179,7 @@ async def wait_until_stored(connection: Connection, namespace: str = "barrier") 
     for subject in (claim_subject(namespace, "barrier"), f"$CLAIMS.audit.{namespace}.barrier.created"):
         with contextlib.suppress(NoRespondersError):  # there is no stream if claims have no audit trail
             reply = await connection.request(
-                subject, b"", timeout=PATIENCE_S, headers={"Nats-Expected-Stream": "another"}
+                subject, b"", timeout=TIMEOUT_S, headers={"Nats-Expected-Stream": "another"}
             )
             assert json.loads(reply.data)["error"]["err_code"] == NOT_THE_EXPECTED_STREAM
 

@@ -16,9 +16,9 @@ from typing import Any
 import nats
 import pytest
 
-from claims.claims_harness import PATIENCE_S, ClaimsHarness, reference_server
+from claims.claims_harness import TIMEOUT_S, ClaimsHarness, run_nats_server
 from claims.object_stores import Azurite, GcsEmulator, Weed
-from conformance.servers import OURS, REFERENCE
+from conformance.servers import NATS_SERVER, OURS
 from headrace.claims import ClaimConfig, open_store
 from headrace.testing import HostedServer
 
@@ -42,8 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def reference_url() -> Iterator[str]:
-    with reference_server() as url:
+def nats_server_url() -> Iterator[str]:
+    with run_nats_server() as url:
         yield url
 
 
@@ -54,13 +54,13 @@ def virtual_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedS
         yield server
 
 
-@pytest.fixture(params=[REFERENCE, OURS])
+@pytest.fixture(params=[NATS_SERVER, OURS])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClaimsHarness]:
     """A harness with a connection, a folder store and a clock; time is virtual on Headrace."""
     is_ours = request.param == OURS
     server = request.getfixturevalue("virtual_server") if is_ours else None
-    url = server.url if server else request.getfixturevalue("reference_url")
-    connection = await nats.connect(url, allow_reconnect=False, connect_timeout=PATIENCE_S)
+    url = server.url if server else request.getfixturevalue("nats_server_url")
+    connection = await nats.connect(url, allow_reconnect=False, connect_timeout=TIMEOUT_S)
     made = ClaimsHarness(connection, url, server, tmp_path / "objects", f"N{os.getpid()}x{next(_numbers)}")
     yield made
     await made.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness, wait_until_stored
+from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness, wait_until_stored
 from headrace.claims import (
     PRESETS,
     Claims,
@@ -90,7 +90,7 @@ async def test_a_lease_that_is_over_leaves_nothing(world: ClaimsHarness) -> None
     stream = await world.stream()
     await register_reader(claims.jetstream, stream, "brief", 0, lease_s=1)
     await world.advance(2)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while await world.wire.get_last(STREAM, f"$CLAIMS.reader.{stream}.brief"):
             await asyncio.sleep(0.05)  # nats-server runs in real time
 
@@ -199,7 +199,7 @@ async def test_who_began_in_time_and_acknowledged_has_read_it(world: ClaimsHarne
     await world.consumer(stream, "tail", deliver_policy="new")
     await world.advance(5)
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
-    await (await world.next(stream, "tail")).ack_sync(timeout=PATIENCE_S)
+    await (await world.next(stream, "tail")).ack_sync(timeout=TIMEOUT_S)
     await world.settled(stream, "tail")
     assert await swept(world, claims, sent)
 

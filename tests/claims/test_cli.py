@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness, wait_until_stored
+from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness, wait_until_stored
 from headrace.claims import FakeClock, load
 from headrace.claims.clock import SECOND_NS
 from headrace.cli.app import run
@@ -109,7 +109,7 @@ async def test_collect_watches_until_it_is_stopped(world: ClaimsHarness, tmp_pat
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "headrace", *map(str, command), stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(2 * PATIENCE_S):
+    async with asyncio.timeout(2 * TIMEOUT_S):
         while await claims.store.exists(sent.reference.object_key):
             await asyncio.sleep(0.05)
         line = f'claim_check_claims_expired_total{{namespace="{world.name}"}} 1.0'

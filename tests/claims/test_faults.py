@@ -13,7 +13,7 @@ from typing import Any
 import nats
 import pytest
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness, wait_until_stored
+from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness, wait_until_stored
 from claims.faulty_proxy import Proxy
 from claims.faulty_store import Faulty
 from claims.object_stores import Weed
@@ -157,7 +157,7 @@ async def test_a_crash_between_ack_and_release_is_made_up_for(world: ClaimsHarne
     await world.consumer(stream, "c")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
-    await (await world.next(stream, "c")).ack_sync(timeout=PATIENCE_S)
+    await (await world.next(stream, "c")).ack_sync(timeout=TIMEOUT_S)
     await world.advance(RETENTION.grace_period + 1)
     assert (await claims.collector.collect()).released == 1
     await world.advance(RETENTION.retention_after_read + 1)
@@ -191,7 +191,7 @@ async def test_a_fast_clock_does_not_delete_early(world: ClaimsHarness) -> None:
     await world.consumer(stream, "c")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
-    server_timed = Claims(world.connection, claims.config, store=claims.store, timeout_s=PATIENCE_S)
+    server_timed = Claims(world.connection, claims.config, store=claims.store, timeout_s=TIMEOUT_S)
     await world.fire(claims, sent.reference.claim_id)
     assert (await server_timed.collector.collect()).removed == 0
     await server_timed.close()
@@ -334,10 +334,10 @@ async def test_a_connection_that_is_lost_after_the_publish_does_not_fail_it(
     world: ClaimsHarness, monkeypatch: Any
 ) -> None:
     """The message is in the stream: an error would make the caller publish it again. The record is updated later."""
-    connection = await nats.connect(world.url, allow_reconnect=False, connect_timeout=PATIENCE_S)
+    connection = await nats.connect(world.url, allow_reconnect=False, connect_timeout=TIMEOUT_S)
     settings = {"path": str(world.folder), "sync": False}
     config = ClaimConfig(world.name, threshold=65536, ttl=RETENTION, store=settings)
-    claims = await Claims.open(connection, config, clock=world.clock, timeout_s=PATIENCE_S)
+    claims = await Claims.open(connection, config, clock=world.clock, timeout_s=TIMEOUT_S)
     stream = await world.stream()
     await world.consumer(stream, "c")
     publish = claims.jetstream.publish
@@ -427,7 +427,7 @@ async def test_a_collector_survives_what_its_file_system_says(world: ClaimsHarne
     claims = await world.claims(objects=objects, backend="memory")
     objects.fail("uploads", OSError(5, "Input/output error"))
     watching = asyncio.create_task(run_until_cancelled(claims.collector.watch(poll_s=0.01)))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while objects.calls.count("uploads") < 2 and not watching.done():
             await asyncio.sleep(0.01)
     assert not watching.done()
@@ -467,12 +467,12 @@ async def test_once_in_real_time(request: pytest.FixtureRequest, tmp_path: Path,
         async with Server(store_dir=tmp_path / "broker") as ours:
             await _in_real_time(ours.url, tmp_path)
     else:
-        await _in_real_time(request.getfixturevalue("reference_url"), tmp_path)
+        await _in_real_time(request.getfixturevalue("nats_server_url"), tmp_path)
 
 
 async def _in_real_time(url: str, tmp_path: Path) -> None:
     """A claim that was read is removed before its max_age, an unread one stays, and an expired one is removed."""
-    connection = await nats.connect(url, connect_timeout=PATIENCE_S)
+    connection = await nats.connect(url, connect_timeout=TIMEOUT_S)
     world = ClaimsHarness(connection, url, None, tmp_path, f"RT{time.time_ns()}")
     lasting = await world.claims(ttl=Ttl(HOUR, True, 1, 1), clock=SystemClock())
     brief = await world.claims(ttl=Ttl(2, True, 1, 1), clock=SystemClock(), namespace=f"{world.name}brief")
@@ -536,17 +536,17 @@ async def test_answers_of_5xx_are_tried_again_and_then_told(
 async def test_a_store_that_is_slow_is_waited_for_so_long_and_no_longer(
     world: ClaimsHarness, weed: Weed, wire_to_s3: Proxy
 ) -> None:
-    claims = await on_s3(world, weed, wire_to_s3, retries=0, timeout=PATIENCE_S)
+    claims = await on_s3(world, weed, wire_to_s3, retries=0, timeout=TIMEOUT_S)
     stream = await world.stream()
     await world.consumer(stream, "c")
     wire_to_s3.delay_s = 0.05
     assert (await claims.producer.publish(f"{stream}.a", LARGE)).reference
     message = await world.next(stream, "c")
-    wire_to_s3.delay_s = 2 * PATIENCE_S
+    wire_to_s3.delay_s = 2 * TIMEOUT_S
     hasty = replace(claims.config, store={**claims.config.store, "timeout": 1})
-    async with Claims(world.connection, hasty, clock=world.clock) as impatient:
+    async with Claims(world.connection, hasty, clock=world.clock) as hurried:
         with pytest.raises(StoreUnavailable):
-            await impatient.consumer.read(message)
+            await hurried.consumer.read(message)
     wire_to_s3.heal()
     assert await claims.consumer.handle(message, nothing)
     assert await keys(claims) == []
@@ -587,14 +587,14 @@ async def test_an_unknown_object_in_the_bucket_is_left_alone(world: ClaimsHarnes
 
 
 async def _until_gone(claims: Claims, key: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while await claims.store.exists(key):
             await asyncio.sleep(0.05)
 
 
 async def _eventually(claims: Claims) -> int:
     """Wait for a retried deletion: at once in virtual time, soon in real time."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not (found := (await claims.collector.collect(sweep=False)).removed):
             await asyncio.sleep(0.02)
     return found

@@ -15,7 +15,7 @@ import nats
 import pytest
 from nats.aio.client import Client as Connection
 
-from claims.claims_harness import LARGE, PATIENCE_S, THRESHOLD, wait_until_stored
+from claims.claims_harness import LARGE, THRESHOLD, TIMEOUT_S, wait_until_stored
 from conformance.servers import KINDS, Server, Setup
 from headrace.claims import ClaimConfig, Claims, ConfigConflict, MemoryStore, Ttl
 from headrace.claims.ack_floors import matches, register_reader
@@ -119,7 +119,7 @@ class User:
 
     @property
     def wire(self) -> JetStreamClient:
-        return JetStreamClient(self.connection, timeout_s=PATIENCE_S)
+        return JetStreamClient(self.connection, timeout_s=TIMEOUT_S)
 
     async def is_refused(self, subject: str) -> bool:
         """Return whether the server rejects a publish with an error."""
@@ -163,7 +163,7 @@ class Stage:
             password=ROLES[role],
             inbox_prefix=f"_INBOX_{role}".encode(),
             allow_reconnect=False,
-            connect_timeout=PATIENCE_S,
+            connect_timeout=TIMEOUT_S,
             error_cb=on_error,
         )
         made = self.users[role] = User(role, connection, violations)
@@ -184,7 +184,7 @@ class Stage:
             user.connection,
             config,
             store=store,
-            timeout_s=PATIENCE_S,
+            timeout_s=TIMEOUT_S,
             set_up=role == "collector",
         )
 
@@ -205,7 +205,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def prepared(server: Server, ttl: Ttl) -> Stage:
     stage = Stage(server, ttl)
     root = await stage.user("root")
-    wire = JetStreamClient(root.connection, timeout_s=PATIENCE_S)
+    wire = JetStreamClient(root.connection, timeout_s=TIMEOUT_S)
     body = {"name": "VIDEO", "subjects": ["video.>"], "allow_msg_ttl": True, "allow_direct": True}
     await wire.api_request("STREAM.CREATE.VIDEO", body)
     for name, subject in (("editor", "video.>"), ("archive", "video.d")):
@@ -226,7 +226,7 @@ async def nothing(_: Any) -> None:
 async def worked(stage: Stage) -> None:
     """Run claims through every path: read, published again, never published, never read, swept."""
     collector = await stage.claims("collector")
-    root = JetStreamClient(stage.users["root"].connection, timeout_s=PATIENCE_S)
+    root = JetStreamClient(stage.users["root"].connection, timeout_s=TIMEOUT_S)
     await change_trail(root)
     collector = await stage.claims("collector")
     await register_reader(root, "VIDEO", "spark", 0, filters=["video.elsewhere"])
@@ -235,7 +235,7 @@ async def worked(stage: Stage) -> None:
     again = await producer.producer.publish("video.a", iter_of(LARGE), msg_id="one")
     assert again.duplicate
     assert first.reference
-    (message,) = await consumer.jetstream.pull("VIDEO", "editor", 1, expires_s=PATIENCE_S)
+    (message,) = await consumer.jetstream.pull("VIDEO", "editor", 1, expires_s=TIMEOUT_S)
     assert await consumer.consumer.handle(message, nothing)
     is_there = await stage.bucket.exists(first.reference.object_key)
     assert is_there == bool(stage.ttl.retention_after_read)
@@ -270,7 +270,7 @@ async def lose_note(root: JetStreamClient, producer: Claims, consumer: Claims) -
     assert found
     lost = {**json.loads(found.data), "state": "pending", "places": {}}
     await root.publish(found.subject, json.dumps(lost).encode())
-    (message,) = await consumer.jetstream.pull("VIDEO", "editor", 1, expires_s=PATIENCE_S)
+    (message,) = await consumer.jetstream.pull("VIDEO", "editor", 1, expires_s=TIMEOUT_S)
     assert await consumer.consumer.handle(message, nothing)
 
 
@@ -368,7 +368,7 @@ async def test_none_of_them_reaches_beyond(kind: str) -> None:
     with _running(kind, LATER) as server:
         stage = await prepared(server, LATER)
         await stage.claims("collector")
-        root = JetStreamClient(stage.users["root"].connection, timeout_s=PATIENCE_S)
+        root = JetStreamClient(stage.users["root"].connection, timeout_s=TIMEOUT_S)
         before = (await root.api_request(f"STREAM.INFO.{STREAM}"))["state"]
         for role in RIGHTS:
             user = stage.users.get(role) or await stage.user(role)
@@ -398,14 +398,14 @@ async def test_an_answer_in_the_place_of_a_record_ends_no_claim(kind: str) -> No
             await user.connection.publish("$CLAIMS.audit.video.x.failed", b"", reply=reply)
         await user.connection.flush()
         root = stage.users["root"].wire
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while b"CLAIMS_AUDIT" not in (await root.get_last(STREAM, reply)).data:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
         await root.publish(due_subject("video", sent.reference.claim_id), b"", MARKER)
         report = await collector.collector.collect()
         assert (report.removed, report.failed) == (0, 0)
         assert await stage.bucket.exists(sent.reference.object_key)
-        (message,) = await (await stage.claims("consumer")).jetstream.pull("VIDEO", "editor", 1, PATIENCE_S)
+        (message,) = await (await stage.claims("consumer")).jetstream.pull("VIDEO", "editor", 1, TIMEOUT_S)
         consumer = await stage.claims("consumer")
         assert await consumer.consumer.handle(message, nothing)
         await stage.close()
@@ -420,7 +420,7 @@ async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
         stage = await prepared(server, LATER)
         opened = await stage.claims("collector")
         collector = Claims(
-            stage.users["collector"].connection, opened.config, store=stage.bucket, timeout_s=PATIENCE_S
+            stage.users["collector"].connection, opened.config, store=stage.bucket, timeout_s=TIMEOUT_S
         )
         producer, consumer = await stage.user("producer"), await stage.user("consumer")
         for key in FOREIGN:
@@ -465,7 +465,7 @@ async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
 async def test_who_may_not_set_up_says_so_when_nobody_has(kind: str) -> None:
     with _running(kind, LATER) as server:
         stage = await prepared(server, LATER)
-        root = JetStreamClient(stage.users["root"].connection, timeout_s=PATIENCE_S)
+        root = JetStreamClient(stage.users["root"].connection, timeout_s=TIMEOUT_S)
         with pytest.raises(RequestError, match="no stream has subject"):
             await stage.claims("producer")
         await stage.claims("collector")

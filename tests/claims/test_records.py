@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness, wait_until_stored
+from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness, wait_until_stored
 from headrace.claims import ClaimConfig, Claims, ConfigConflict, MemoryStore, Ttl, records
 from headrace.claims import published_config as configs
 from headrace.claims.config_lint import lint
@@ -247,7 +247,7 @@ def hpub(subject: bytes, header: bytes, data: bytes = b"") -> bytes:
 
 
 async def test_subjects_and_headers_that_are_not_utf_8_stop_nobody(world: ClaimsHarness) -> None:
-    connection = await connect(world.url, connect_timeout=PATIENCE_S)
+    connection = await connect(world.url, connect_timeout=TIMEOUT_S)
     claims = await world.claims(ttl=TTL, connection=connection)
     name, marker = world.name.encode(), b"Nats-Marker-Reason: MaxAge"
     await say(
@@ -273,7 +273,7 @@ async def test_subjects_and_headers_that_are_not_utf_8_stop_nobody(world: Claims
     "block", [b"X", b"\r\n", b"NATS/1.0", b"NATS/1.0 ", b"NATS/1.0 \xff", b"NATS/1.0\r\n"]
 )
 async def test_a_header_block_that_cannot_be_read_stops_nobody(world: ClaimsHarness, block: bytes) -> None:
-    connection = await connect(world.url, connect_timeout=PATIENCE_S)
+    connection = await connect(world.url, connect_timeout=TIMEOUT_S)
     claims = await world.claims(ttl=TTL, connection=connection)
     for kind in (b"due", b"claim"):
         subject = b"$CLAIMS.%b.%b.%b" % (kind, world.name.encode(), CLAIM.encode())

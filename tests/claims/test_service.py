@@ -15,7 +15,7 @@ import nats
 import pytest
 from nats.errors import Error as NatsError
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness
+from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness
 from claims.faulty_store import Faulty
 from headrace import Server
 from headrace.auth.authenticator import INTERNAL_USER
@@ -58,7 +58,7 @@ async def served(tmp_path: Path, **options: Any) -> AsyncIterator[HostedServer]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(2 * PATIENCE_S):
+    async with asyncio.timeout(2 * TIMEOUT_S):
         while not await condition():
             await asyncio.sleep(0.02)
 
@@ -69,11 +69,11 @@ async def until(condition: Any) -> None:
 async def test_a_broker_collects_by_itself(tmp_path: Path, guard: dict[str, str]) -> None:
     """Claims that were read end after their retention, unread ones after max_age, without an external collector."""
     async with served(tmp_path, http_port=-1, **guard) as server:
-        connection = await nats.connect(server.url, connect_timeout=PATIENCE_S, **guard)
+        connection = await nats.connect(server.url, connect_timeout=TIMEOUT_S, **guard)
         clock = FakeClock(server.server.now_ns())
         world = ClaimsHarness(connection, server.url, server, tmp_path, "inside")
         claims = await Claims.open(
-            connection, load(tmp_path / "claims.yaml"), clock=clock, timeout_s=PATIENCE_S
+            connection, load(tmp_path / "claims.yaml"), clock=clock, timeout_s=TIMEOUT_S
         )
         stream = await world.stream()
         await world.consumer(stream, "c")
@@ -113,8 +113,8 @@ async def test_a_store_that_is_down_does_not_keep_the_broker_from_its_work(tmp_p
     blocked = tmp_path / "objects"
     blocked.write_bytes(b"a file where a folder should be")
     async with served(tmp_path) as server:
-        connection = await nats.connect(server.url, connect_timeout=PATIENCE_S)
-        assert await connection.jetstream(timeout=PATIENCE_S).account_info()
+        connection = await nats.connect(server.url, connect_timeout=TIMEOUT_S)
+        assert await connection.jetstream(timeout=TIMEOUT_S).account_info()
         blocked.unlink()
 
         async def is_set_up() -> bool:
@@ -159,7 +159,7 @@ async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_pat
     service = CollectorService(configs, said.append, servers="nats://127.0.0.1:1", connect_timeout=1)
     service.start()
     await asyncio.sleep(0)
-    await asyncio.wait_for(service.stop(), PATIENCE_S)
+    await asyncio.wait_for(service.stop(), TIMEOUT_S)
     await service.stop()
 
 
@@ -242,6 +242,6 @@ async def test_it_ends_although_a_cancellation_gets_lost(monkeypatch: Any) -> No
     collectors = CollectorService([], print)
     collectors.start()
     await asyncio.sleep(0)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await collectors.stop()
     assert lost.is_set()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness, wait_until_stored
+from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness, wait_until_stored
 from headrace.claims import CLAIM_HEADER, Claims, Forbidden, Published, Received, Ttl
 from headrace.claims.registry import STREAM, claim_subject
 
@@ -167,7 +167,7 @@ async def test_a_mapping_of_the_server_is_explained_by_the_registry(world: Claim
     await world.next(stream, "c")
     entry = await claims.registry.find(world.name, sent.reference.claim_id)
     assert entry
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not await claims.registry.compare_and_set(
             entry.with_place(stream, 2, f"{stream}.secret"), 3600
         ):

@@ -14,7 +14,7 @@ import termios
 import time
 from typing import Self
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
 
 
@@ -45,7 +45,7 @@ class Terminal:
 
     def expect(self, text: str) -> None:
         """Wait until the screen has shown a text."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while text not in self.text:
             assert self._read(deadline - time.monotonic()), f"{text!r} was not shown:\n{self.text}"
 
@@ -54,7 +54,7 @@ class Terminal:
 
     def ended(self) -> int:
         """Return the exit code, after all output was read."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it goes on:\n{self.text}"
             self._read(0.02)

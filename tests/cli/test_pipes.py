@@ -14,7 +14,7 @@ from cli.conftest import Headrace
 from conformance.servers import KINDS, Server, Setup
 from headrace.cli import main
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 HEADRACE = f"{shlex.quote(sys.executable)} -m headrace"
 
 
@@ -24,7 +24,7 @@ def shell(script: str, url: str, **variables: str) -> subprocess.CompletedProces
         ["bash", "-c", f'headrace() {{ {HEADRACE} "$@"; }}\n{script}'],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         env={**os.environ, "HEADRACE_URL": url, **variables},
         check=False,
     )
@@ -80,7 +80,7 @@ def test_an_interrupt_ends_with_130(headrace: Headrace, name: str) -> None:
             "payload": "hello",
         }
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=PATIENCE_S)
+        _, said = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, said) == (130, "")
 
 
@@ -90,7 +90,7 @@ def test_requests_are_answered_by_a_command(headrace: Headrace, name: str) -> No
         assert process.stderr is not None
         assert "Replying" in process.stderr.readline()
         assert headrace("req", name, "water; rm -rf /", "--raw") == "WATER; RM -RF /\n"
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         process.communicate()
 
 
@@ -118,5 +118,5 @@ def test_listening_survives_the_server(kind: str, name: str) -> None:
         assert "lost" in process.stderr.readline()
         assert "reconnected" in process.stderr.readline()
         assert main(["pub", name, "still here", "--server", server.url]) == 0
-        shown, _ = process.communicate(timeout=PATIENCE_S)
+        shown, _ = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, shown) == (0, f"[{name}]\nstill here\n")

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 EOF = b"<EOF>"
 
 
@@ -20,7 +20,7 @@ class LeafPeer:
 
     @classmethod
     def dial(cls, port: int) -> LeafPeer:
-        peer = cls(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
+        peer = cls(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S))
         peer.info = peer.json(b"INFO ")
         return peer
 
@@ -42,7 +42,7 @@ class LeafPeer:
         found: dict[str, Any] = json.loads(line[len(start) :])
         return found
 
-    def next(self, start: bytes | tuple[bytes, ...] = b"", timeout_s: float = PATIENCE_S) -> bytes:
+    def next(self, start: bytes | tuple[bytes, ...] = b"", timeout_s: float = TIMEOUT_S) -> bytes:
         """Return the next operation that starts with this; skip others, reply to pings."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -98,7 +98,7 @@ class PlayedHub:
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
-        self._server.settimeout(PATIENCE_S)
+        self._server.settimeout(TIMEOUT_S)
         self.port: int = self._server.getsockname()[1]
 
     def accept(self, **info: Any) -> LeafPeer:

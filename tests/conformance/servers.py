@@ -25,8 +25,8 @@ from support.loop_stalls import find_stalls
 from support.ports import free_port
 
 OURS = "headrace"
-REFERENCE = "nats-server"
-KINDS = (OURS, REFERENCE)
+NATS_SERVER = "nats-server"
+KINDS = (OURS, NATS_SERVER)
 
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")
 _READY = "Server is ready"
@@ -54,7 +54,7 @@ class Setup:
     accounts: tuple[str, ...] = ("$G",)
 
 
-def reference_binary() -> str:
+def nats_server_binary() -> str:
     """Return the real nats-server: the one installed next to this Python, otherwise the one on PATH."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
@@ -133,7 +133,7 @@ class Server:
 
     def _command(self) -> list[str]:
         setup = self.setup
-        program = [sys.executable, "-m", "headrace", "serve"] if self.is_ours else [reference_binary()]
+        program = [sys.executable, "-m", "headrace", "serve"] if self.is_ours else [nats_server_binary()]
         command = [*program, "-a", "127.0.0.1", "-p", str(self.port), *setup.flags]
         if setup.jetstream:
             command += ["-js", "-sd", str(self.store_dir)]

@@ -18,7 +18,7 @@ from headrace.client import Entry, JetStream, KeyValue, errors, jetstream
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def make(js: JetStream, name: str) -> AsyncIterator[Callable[..., Awaitabl
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not await condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -57,9 +57,9 @@ async def test_a_key_that_expires(make: Callable[..., Awaitable[KeyValue]]) -> N
         # At the same time, so that both exist before the first one expires, however slow the machine is.
         await asyncio.gather(kv.create("short", b"1", ttl=1), kv.create("again", b"1", ttl="1s"))
         for each in (watcher, values):
-            put = [await each.updates(PATIENCE_S) for _ in range(2)]
+            put = [await each.updates(TIMEOUT_S) for _ in range(2)]
             assert {(entry.key, entry.value) for entry in put if entry} == {("short", b"1"), ("again", b"1")}
-        expired = [await watcher.updates(PATIENCE_S) for _ in range(2)]
+        expired = [await watcher.updates(TIMEOUT_S) for _ in range(2)]
         assert time.monotonic() - begun >= 1
         assert {(entry.key, str(entry.operation), entry.value) for entry in expired if entry} == {
             ("short", "PURGE", b""),
@@ -73,7 +73,7 @@ async def test_a_key_that_expires(make: Callable[..., Awaitable[KeyValue]]) -> N
         assert [entry.operation for entry in await kv.history("short")] == ["PURGE"]
         assert await kv.create("again", b"2", ttl="1h") == 6
         assert (await kv.get("again")).value == b"2"
-        late = await values.updates(PATIENCE_S)
+        late = await values.updates(TIMEOUT_S)
         assert late
         assert (late.key, late.value) == ("again", b"2")
     async with await kv.watch("short") as watcher:
@@ -96,7 +96,7 @@ async def test_nothing_is_left_of_a_purge_with_ttl(make: Callable[..., Awaitable
 
         await until(empty)
         revision = await kv.create("a", b"3")
-        entry = await watcher.updates(PATIENCE_S)
+        entry = await watcher.updates(TIMEOUT_S)
         assert entry
         # A purge leaves no marker: the next event for watchers is the new value.
         assert (entry.revision, entry.operation) == (revision, "PUT")
@@ -108,11 +108,11 @@ async def test_what_becomes_of_markers_when_a_bucket_has_a_ttl(
     """A DEL that expires becomes a marker; a PURGE disappears."""
     kv = await make(ttl="1s", limit_markers="3s")
     async with await kv.watchall() as watcher:
-        assert await watcher.updates(PATIENCE_S) is None
+        assert await watcher.updates(TIMEOUT_S) is None
         await kv.delete("deleted")
         await kv.purge("purged")
         await kv.put("aged", b"1")
-        events: list[Entry | None] = [await watcher.updates(PATIENCE_S) for _ in range(5)]
+        events: list[Entry | None] = [await watcher.updates(TIMEOUT_S) for _ in range(5)]
     seen = [(entry.key, str(entry.operation)) for entry in events if entry]
     assert {key: [operation for each, operation in seen if each == key] for key, _ in seen} == {
         "deleted": ["DEL", "PURGE"],
@@ -137,14 +137,14 @@ async def test_without_markers_a_key_ends_silently(
     async with await kv.watchall() as watcher:
         await watcher.initial()
         await kv.put("a", b"1")
-        assert await watcher.updates(PATIENCE_S)
+        assert await watcher.updates(TIMEOUT_S)
 
         async def gone() -> bool:
             return await kv.last("a") is None
 
         await until(gone)
         revision = await kv.create("a", b"2")
-        entry = await watcher.updates(PATIENCE_S)
+        entry = await watcher.updates(TIMEOUT_S)
         assert entry
         assert entry.revision == revision == 2
 

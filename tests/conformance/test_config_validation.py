@@ -16,7 +16,7 @@ import pytest
 
 from conformance import config_samples as samples
 from conformance.client import Client
-from conformance.servers import REFERENCE, Server
+from conformance.servers import NATS_SERVER, Server
 from headrace.errors import RequestError
 from headrace.jetstream_api import configs, decode, requests, responses
 from headrace.jetstream_api.validation import consumers, streams
@@ -29,8 +29,8 @@ Judgement = tuple[Any, ...]
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[Client]:
-    with Server(REFERENCE) as running, Client(running.port) as client:
+def nats_server() -> Iterator[Client]:
+    with Server(NATS_SERVER) as running, Client(running.port) as client:
         client.api("STREAM.CREATE.S", {"name": "S"})
         yield client
 
@@ -71,8 +71,8 @@ BROKEN += [
 
 
 @pytest.mark.parametrize("body", BROKEN, ids=lambda body: body.decode("utf-8", "replace"))
-def test_a_broken_stream_body_is_refused_in_the_same_words(reference: Client, body: bytes) -> None:
-    expected, _ = theirs(reference, "STREAM.CREATE.Q", body, b',"created"')
+def test_a_broken_stream_body_is_refused_in_the_same_words(nats_server: Client, body: bytes) -> None:
+    expected, _ = theirs(nats_server, "STREAM.CREATE.Q", body, b',"created"')
     with pytest.raises(RequestError) as caught:
         decode.decode_stream(body)
     assert refused(caught.value) == expected
@@ -92,9 +92,9 @@ SOUND = [
 
 
 @pytest.mark.parametrize("body", SOUND)
-def test_an_odd_but_sound_stream_body_gives_the_same_configuration(reference: Client, body: str) -> None:
-    expected, _ = theirs(reference, "STREAM.CREATE.Q", body.encode(), b',"created"')
-    reference.api("STREAM.DELETE.Q")
+def test_an_odd_but_sound_stream_body_gives_the_same_configuration(nats_server: Client, body: str) -> None:
+    expected, _ = theirs(nats_server, "STREAM.CREATE.Q", body.encode(), b',"created"')
+    nats_server.api("STREAM.DELETE.Q")
     config, strict = decode.decode_stream(body.encode())
     assert accepted(streams.validate_create(config, "Q", {}, strict=strict)) == expected
 
@@ -133,9 +133,9 @@ def _endpoint_cases() -> Iterator[tuple[str, type[configs.ApiStruct], bytes]]:
 
 @pytest.mark.parametrize(("operation", "kind", "body"), list(_endpoint_cases()))
 def test_every_endpoint_refuses_a_broken_body_in_the_same_words(
-    reference: Client, operation: str, kind: type[configs.ApiStruct], body: bytes
+    nats_server: Client, operation: str, kind: type[configs.ApiStruct], body: bytes
 ) -> None:
-    expected, _ = theirs(reference, operation, body, b"")
+    expected, _ = theirs(nats_server, operation, body, b"")
     with pytest.raises(RequestError) as caught:
         decode.decode(kind, body)
     assert refused(caught.value) == expected
@@ -145,10 +145,10 @@ LENIENT = ["{", '{"batch":"x"}', "{bad", '{"batch":1} x', '{"expires":1.5}', '{"
 
 
 @pytest.mark.parametrize("body", LENIENT)
-def test_a_broken_pull_request_is_refused_in_the_same_words(reference: Client, body: str) -> None:
-    reference.api("STREAM.CREATE.PULL", {"name": "PULL"})
-    reference.api("CONSUMER.CREATE.PULL.C", {"stream_name": "PULL", "config": {"durable_name": "C"}})
-    status = reference.request("$JS.API.CONSUMER.MSG.NEXT.PULL.C", body.encode()).status
+def test_a_broken_pull_request_is_refused_in_the_same_words(nats_server: Client, body: str) -> None:
+    nats_server.api("STREAM.CREATE.PULL", {"name": "PULL"})
+    nats_server.api("CONSUMER.CREATE.PULL.C", {"stream_name": "PULL", "config": {"durable_name": "C"}})
+    status = nats_server.request("$JS.API.CONSUMER.MSG.NEXT.PULL.C", body.encode()).status
     with pytest.raises(RequestError) as caught:
         decode.decode_next(body.encode())
     assert f"400 Bad Request - {caught.value.description}" == status
@@ -169,7 +169,7 @@ def judged_stream(
 CIRCLE: Judgement = (500, 10052, "detected cycle")
 
 
-def _origins(reference: Client) -> dict[str, configs.StreamConfig]:
+def _origins(nats_server: Client) -> dict[str, configs.StreamConfig]:
     existing: dict[str, configs.StreamConfig] = {}
     bodies: list[dict[str, Any]] = [
         {"name": "O", "subjects": ["o.>"], "allow_direct": True, "max_msg_size": 100},
@@ -177,7 +177,7 @@ def _origins(reference: Client) -> dict[str, configs.StreamConfig]:
         {"name": "M", "mirror": {"name": "Q"}},
     ]
     for body in bodies:
-        reference.api("STREAM.CREATE." + body["name"], body)
+        nats_server.api("STREAM.CREATE." + body["name"], body)
         config, _ = decode.decode_stream(encode(body))
         existing[body["name"]] = streams.validate_create(config, body["name"], existing)
     return existing
@@ -185,10 +185,10 @@ def _origins(reference: Client) -> dict[str, configs.StreamConfig]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_streams_are_judged_as_the_reference_judges_them(reference: Client, seed: int) -> None:
+def test_streams_are_judged_as_nats_server_judges_them(nats_server: Client, seed: int) -> None:
     rng = random.Random(seed)
-    reference.api("STREAM.DELETE.Q")
-    existing = _origins(reference)
+    nats_server.api("STREAM.DELETE.Q")
+    existing = _origins(nats_server)
     for number in range(STREAMS):
         body = samples.stream(rng)
         steps = [("CREATE", body)]
@@ -197,7 +197,7 @@ def test_streams_are_judged_as_the_reference_judges_them(reference: Client, seed
         for operation, step in steps:
             if not samples.comparable(step):
                 break
-            expected, _ = theirs(reference, f"STREAM.{operation}.Q", encode(step), b',"created":"')
+            expected, _ = theirs(nats_server, f"STREAM.{operation}.Q", encode(step), b',"created":"')
             judgement, made = judged_stream(encode(step), existing, operation)
             if judgement == CIRCLE != expected:
                 break  # only Headrace detects messages that would go round in a cycle: docs/reference/compatibility.md
@@ -206,9 +206,9 @@ def test_streams_are_judged_as_the_reference_judges_them(reference: Client, seed
                 break
             existing["Q"] = made
         existing.pop("Q", None)
-        reference.api("STREAM.DELETE.Q")
+        nats_server.api("STREAM.DELETE.Q")
     for name in existing:
-        reference.api(f"STREAM.DELETE.{name}")
+        nats_server.api(f"STREAM.DELETE.{name}")
 
 
 PARENTS: dict[str, dict[str, Any]] = {
@@ -274,12 +274,12 @@ def _becomes_durable(made: configs.ConsumerConfig | None, others: dict[str, conf
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_consumers_are_judged_as_the_reference_judges_them(reference: Client, seed: int) -> None:
+def test_consumers_are_judged_as_nats_server_judges_them(nats_server: Client, seed: int) -> None:
     rng = random.Random(seed)
     parents = {}
     for name, body in PARENTS.items():
-        reference.api(f"STREAM.DELETE.{name}")
-        reference.api(f"STREAM.CREATE.{name}", body | {"name": name})
+        nats_server.api(f"STREAM.DELETE.{name}")
+        nats_server.api(f"STREAM.CREATE.{name}", body | {"name": name})
         parents[name] = streams.validate_create(
             decode.decode_stream(encode(body | {"name": name}))[0], name, {}
         )
@@ -289,7 +289,7 @@ def test_consumers_are_judged_as_the_reference_judges_them(reference: Client, se
         config = samples.consumer(rng)
         for _ in range(rng.choice([1, 1, 2, 3])):
             ask = _ask(rng, stream, config)
-            expected, answer = theirs(reference, ask.operation(), ask.body, b',"delivered":{')
+            expected, answer = theirs(nats_server, ask.operation(), ask.body, b',"delivered":{')
             judgement, made = judged_consumer(ask, parents[stream], others)
             if not _becomes_durable(made, others):
                 place = f"seed {seed}, number {number}"
@@ -298,4 +298,4 @@ def test_consumers_are_judged_as_the_reference_judges_them(reference: Client, se
                 others[answer["name"]] = made
             config = samples.vary(rng, config, samples.CONSUMER_FIELDS, rng.choice([0, 0, 1, 1, 2]))
         for name in others:
-            reference.api(f"CONSUMER.DELETE.{stream}.{name}")
+            nats_server.api(f"CONSUMER.DELETE.{stream}.{name}")

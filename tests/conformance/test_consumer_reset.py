@@ -139,9 +139,9 @@ class TestToASequence:
     def test_waiting_requests_stay(self, ten: Reading) -> None:
         """Vector 6."""
         ten.made("P")
-        for patience_ms in (800, 4_000, 12_000):  # longer if it ended before the reset
+        for expires_ms in (800, 4_000, 12_000):  # longer if it ended before the reset
             ten.reset("P", {"seq": 11})
-            sid = ten.ask("P", {"batch": 20, "expires": patience_ms * MS})
+            sid = ten.ask("P", {"batch": 20, "expires": expires_ms * MS})
             eventually(lambda sid=sid: ten.info("P")["num_waiting"] == 1 or ten.client.pending(sid))
             info = ten.reset("P", {"seq": 9})
             if info["num_waiting"]:

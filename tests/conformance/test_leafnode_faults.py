@@ -21,14 +21,14 @@ import pytest
 from conformance.client import Client
 from conformance.consumer_client import eventually
 from conformance.leafnode_pair import HUB, await_joined, hub_setup, leaf_setup
-from conformance.servers import OURS, REFERENCE, Server
+from conformance.servers import NATS_SERVER, OURS, Server
 from conformance.sourcing import Copying
 from support.leafnode_proxy import Proxy
 from support.ports import free_port
 
 SEEDS = os.environ.get("HEADRACE_FAULT_SEEDS", "1").split(",")
 #: The servers of upstream and copy; the copy's server dials.
-PAIRINGS = [(OURS, OURS), (OURS, REFERENCE), (REFERENCE, OURS)]
+PAIRINGS = [(OURS, OURS), (OURS, NATS_SERVER), (NATS_SERVER, OURS)]
 STREAMS = {"L": "limits", "W": "workqueue", "I": "interest", "P": "limits"}
 PURGED = "P"
 

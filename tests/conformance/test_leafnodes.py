@@ -226,13 +226,13 @@ def _nobody(sender: Client, subject: str) -> bool:
         return False
 
 
-def _arrives(sender: Client, listener: Client, sid: str, subject: str, patience_s: float = 0.2) -> bool:
+def _arrives(sender: Client, listener: Client, sid: str, subject: str, timeout_s: float = 0.2) -> bool:
     """Return whether a message that is sent now arrives soon; earlier messages have been read by then."""
     mark = f"?{next(_marks)}".encode()
     sender.publish(subject, mark)
     sender.flush()
     try:
-        while listener.next(sid, patience_s).payload != mark:
+        while listener.next(sid, timeout_s).payload != mark:
             pass
     except TimeoutError:
         return False

@@ -10,7 +10,7 @@ from conformance import backups
 from conformance.client import Client
 from conformance.consumer_client import eventually
 from conformance.leafnode_pair import HUB, LEAF, await_joined, joined, leaf_setup
-from conformance.servers import OURS, REFERENCE, Server
+from conformance.servers import NATS_SERVER, OURS, Server
 from conformance.sourcing import Copying
 from support.ports import free_port
 
@@ -117,7 +117,7 @@ class TestSameAccount:
         assert copying.consumers("O") == ["D"]
 
 
-@pytest.mark.parametrize("hub_kind", [OURS, REFERENCE])
+@pytest.mark.parametrize("hub_kind", [OURS, NATS_SERVER])
 def test_two_leafnodes_that_name_one_consumer(hub_kind: str, name: str) -> None:
     """Neither server knows the other: the consumer's metadata names the owner."""
     port = free_port()

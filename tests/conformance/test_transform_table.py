@@ -42,22 +42,22 @@ REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[Client]:
-    with Server(REFERENCE) as running, Client(running.port) as client:
+def nats_server() -> Iterator[Client]:
+    with Server(NATS_SERVER) as running, Client(running.port) as client:
         yield client
 
 
 @pytest.mark.parametrize("dest", DESTS)
-def test_a_transform_gives_the_stored_subject(reference: Client, dest: str, name: str) -> None:
+def test_a_transform_gives_the_stored_subject(nats_server: Client, dest: str, name: str) -> None:
     """Each case has its own stream: nats-server may find messages of a stream that was just deleted."""
     transform = compile_transform(f"{name}.*.*", dest)
     mapping = {"src": f"{name}.*.*", "dest": dest}
     config = {"name": name, "subjects": [f"{name}.>"], "subject_transform": mapping}
-    assert "error" not in reference.api(f"STREAM.CREATE.{name}", config)
+    assert "error" not in nats_server.api(f"STREAM.CREATE.{name}", config)
     for seq, rest in enumerate(SUBJECTS, start=1):
         subject = f"{name}.{rest}"
-        reference.request(subject)
-        stored = reference.api(f"STREAM.MSG.GET.{name}", {"seq": seq})["message"]["subject"]
+        nats_server.request(subject)
+        stored = nats_server.api(f"STREAM.MSG.GET.{name}", {"seq": seq})["message"]["subject"]
         assert stored == transform(subject.encode()).decode()
 
 

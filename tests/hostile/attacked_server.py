@@ -18,7 +18,7 @@ from pathlib import Path
 
 from support.processes import Serving, serving
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 GOOD = b'CONNECT {"verbose":false,"headers":true,"user":"good","pass":"x"}\r\n'
 NARROW = b'CONNECT {"verbose":false,"headers":true,"user":"narrow","pass":"x"}\r\n'
 PENDING_MAX = 512 * 1024
@@ -69,7 +69,7 @@ class Scene:
 
     async def settled(self, descriptors: int) -> None:
         """Wait until at most this many file descriptors are open."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while self.descriptors() > descriptors:
                 await asyncio.sleep(0.05)
 
@@ -92,7 +92,7 @@ class Peer:
 
     @classmethod
     async def dial(cls, port: int, said: bytes = b"", *, limit: int = 1 << 20) -> Peer:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             peer = cls(*await asyncio.open_connection("127.0.0.1", port, limit=limit))
             await peer.reader.readline()  # INFO
             peer.writer.write(said)
@@ -102,7 +102,7 @@ class Peer:
         """Send bytes and a PING; return everything before the PONG."""
         self.writer.write(said + b"PING\r\n")
         heard = b""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not heard.endswith(b"PONG\r\n"):
                 line = await self.reader.readline()
                 if not line:
@@ -113,7 +113,7 @@ class Peer:
     async def rest(self) -> bytes:
         """Return everything up to the end of the connection."""
         heard = b""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             try:
                 while piece := await self.reader.read(65_536):
                     heard = (heard + piece)[-4096:]
@@ -151,7 +151,7 @@ class Bystander:
         return found
 
     async def _message(self) -> bytes:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not (line := await self.peer.reader.readline()).startswith((b"MSG", b"HMSG")):
                 if line == b"PING\r\n":
                     self.peer.writer.write(b"PONG\r\n")

@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 
-from .attacked_server import GOOD, PATIENCE_S, Peer, Scene, together
+from .attacked_server import GOOD, TIMEOUT_S, Peer, Scene, together
 
 #: What is sent before authentication, and the reply. Lines are limited to 1,024 bytes; b"" is a close without a
 #: reply.
@@ -135,7 +135,7 @@ async def slow_readers(scene: Scene, slow: int, fast: int, size: int, bound: int
     while sent * size < bound:
         await publisher.ask(message * 4)
         sent += 4
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while min(got, default=sent) < sent:
             await asyncio.sleep(0.02)
     cut = sum([await _is_cut(reader) for reader in readers])
@@ -187,7 +187,7 @@ async def pulls(scene: Scene, count: int) -> Counter[bytes]:
         heard += await peer.ask(
             b"".join([line % (number, len(body), body) for number in range(start, start + 50)])
         )
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while heard.count(b"HMSG") < count - 512:
             heard += await peer.reader.read(1 << 16)
     peer.close()
@@ -202,7 +202,7 @@ async def _api(peer: Peer, endpoint: str, body: object) -> bytes:
     payload = b"" if body is None else json.dumps(body).encode()
     said = b"PUB $JS.API.%s _INBOX.p.api %d\r\n%s\r\n" % (endpoint.encode(), len(payload), payload)
     heard = await peer.ask(said)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while b"_response" not in heard:
             heard += await peer.reader.readline()
     return heard

@@ -14,7 +14,7 @@ from headrace.claims import ClaimConfig
 from headrace.claims.errors import ConfigError
 from headrace.errors import HeadraceError
 
-from .attacked_server import GOOD, NARROW, PATIENCE_S, Peer, Scene, scene
+from .attacked_server import GOOD, NARROW, TIMEOUT_S, Peer, Scene, scene
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hostile")]
 
@@ -48,7 +48,7 @@ async def call(peer: Peer, endpoint: bytes, body: object) -> dict[str, object]:
     """Return a reply of the API."""
     payload = json.dumps(body).encode()
     peer.writer.write(b"PUB $JS.API.%s _INBOX.t.1 %d\r\n%s\r\n" % (endpoint, len(payload), payload))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not (line := await peer.reader.readline()).startswith(b"MSG _INBOX.t.1"):
             assert line
         found: dict[str, object] = json.loads(await peer.reader.readexactly(int(line.split()[-1])))

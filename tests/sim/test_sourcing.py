@@ -194,7 +194,7 @@ class TestGaps:
 
 
 class TestRetries:
-    def test_with_growing_patience(self) -> None:
+    def test_with_growing_timeouts(self) -> None:
         """Vector 12: after 12 s, then 22 s, at most two minutes."""
         broker = started()
         origin = Played(broker)

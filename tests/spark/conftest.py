@@ -33,7 +33,7 @@ Begun = Callable[[Query], Query]
 _numbers = itertools.count(1)
 FOLDER = Path(__file__).parent
 #: Timeout for replies that must arrive. Generous, because the machine may pause for some seconds.
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 #: Queries are short and cores few: the second compiler and parallel collection would cost more than they save.
 BRISK = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
@@ -87,7 +87,7 @@ def _no_lease_outlives_its_test() -> Iterator[None]:
     yield
     for thread in set(threading.enumerate()) - before:
         if thread.name == "headrace-lease":
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
             assert not thread.is_alive(), "a query was begun and not ended: its lease is still renewed"
 
 
@@ -139,7 +139,7 @@ class Broker:
         self.link = self._linked()
 
     def _linked(self) -> BlockingConnection:
-        return BlockingConnection(ServerAddress(servers=(self.server.url,), timeout_s=PATIENCE_S))
+        return BlockingConnection(ServerAddress(servers=(self.server.url,), timeout_s=TIMEOUT_S))
 
     def close(self) -> None:
         self.link.close()
@@ -155,9 +155,9 @@ def _frame(subject: str, lines: bytes, payload: bytes) -> bytes:
     return b"HPUB %s %d %d\r\n%s%s\r\n" % sizes
 
 
-def eventually(condition: Callable[[], bool], patience_s: float = 90.0) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     """Wait until a condition holds."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.02)

@@ -24,7 +24,7 @@ from headrace.reader.options import OptionError
 from headrace.spark import resolve
 from headrace.spark.jobs.object_inventory import list_objects
 from headrace.spark.schema import CLAIM_TYPE
-from spark.conftest import PATIENCE_S, Broker, eventually
+from spark.conftest import TIMEOUT_S, Broker, eventually
 from spark.test_batch_reader import Load
 
 REFERENCE = reference.Reference("id1", "bucket", "ns/t/2026111500/id1", 5, "none", "c", 5, "s", 10, 20)
@@ -60,9 +60,9 @@ def test_references_are_read_by_both_paths(ours: Broker, load: Load, name: str) 
 
 
 async def published(url: str, config: ClaimConfig, stream: str, payloads: list[bytes]) -> None:
-    connection = await nats.connect(url, connect_timeout=PATIENCE_S)
+    connection = await nats.connect(url, connect_timeout=TIMEOUT_S)
     try:
-        async with await Claims.open(connection, config, timeout_s=PATIENCE_S) as opened:
+        async with await Claims.open(connection, config, timeout_s=TIMEOUT_S) as opened:
             for number, payload in enumerate(payloads):
                 await opened.producer.publish(f"{stream}.{number}", payload, headers={"No": str(number)})
             await wait_until_stored(connection)
@@ -71,9 +71,9 @@ async def published(url: str, config: ClaimConfig, stream: str, payloads: list[b
 
 
 async def _floors(url: str, stream: str) -> list[int]:
-    connection = await nats.connect(url, connect_timeout=PATIENCE_S)
+    connection = await nats.connect(url, connect_timeout=TIMEOUT_S)
     try:
-        wire = JetStreamClient(connection, timeout_s=PATIENCE_S)
+        wire = JetStreamClient(connection, timeout_s=TIMEOUT_S)
         try:
             return [floor.ack_floor for floor in await list_reader_leases(wire, stream)]
         finally:

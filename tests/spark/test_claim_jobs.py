@@ -25,7 +25,7 @@ from headrace.reader.stream_admin import StreamError
 from headrace.spark import jobs
 from headrace.spark.jobs.audit_claims import claim_lifetimes
 from headrace.spark.jobs.collect_claims import _CollectTask, _JoinedRow
-from spark.conftest import PATIENCE_S, Broker
+from spark.conftest import TIMEOUT_S, Broker
 
 LARGE = b"x" * 5000
 RETENTION_S = 1
@@ -35,9 +35,9 @@ def claimed(broker: Broker, config: ClaimConfig, work: Callable[[Claims], Awaita
     """Use claims on a separate connection."""
 
     async def done() -> Any:
-        connection = await nats.connect(broker.url, connect_timeout=PATIENCE_S)
+        connection = await nats.connect(broker.url, connect_timeout=TIMEOUT_S)
         try:
-            async with await Claims.open(connection, config, timeout_s=PATIENCE_S) as claims:
+            async with await Claims.open(connection, config, timeout_s=TIMEOUT_S) as claims:
                 found = await work(claims)
                 await wait_until_stored(connection)
                 return found
@@ -74,7 +74,7 @@ def test_what_nobody_needs_is_collected(
             ids.append(sent.reference.claim_id)
         await claims.jetstream.api_request(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
         stream = claims.jetstream.connection.jetstream()
-        (message,) = await (await stream.pull_subscribe_bind("c", name)).fetch(1, timeout=PATIENCE_S)
+        (message,) = await (await stream.pull_subscribe_bind("c", name)).fetch(1, timeout=TIMEOUT_S)
         assert await claims.consumer.handle(message, _nothing)
         await claims.store.put(f"{name}/old/2020010100/old", b"x", StaticAttributes())
         await claims.store.put(f"{name}/new/2999010100/new", b"x", StaticAttributes())

@@ -24,7 +24,7 @@ from headrace.spark import schema as schemas
 from headrace.spark.batch_reader import JetStreamBatchReader
 from headrace.spark.kv.kv_datasource import KV_SCHEMA, KvDataSource
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
-from spark.conftest import PATIENCE_S, Begun, Broker, eventually
+from spark.conftest import TIMEOUT_S, Begun, Broker, eventually
 
 SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
 
@@ -131,8 +131,8 @@ def test_a_query_that_was_there_before_the_registry(
 
 
 async def _keep_claims(url: str) -> None:
-    connection = await nats.connect(url, connect_timeout=PATIENCE_S)
-    wire = JetStreamClient(connection, timeout_s=PATIENCE_S)
+    connection = await nats.connect(url, connect_timeout=TIMEOUT_S)
+    wire = JetStreamClient(connection, timeout_s=TIMEOUT_S)
     try:
         await Registry(wire).ensure()
     finally:

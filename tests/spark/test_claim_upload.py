@@ -231,7 +231,7 @@ def test_message_and_claim_of_a_repeated_task_end_together(
 
 
 def test_a_large_row_keeps_its_content_type(ours: Broker, name: str, settings: str) -> None:
-    """Readers get it from the reference."""
+    """Readers get it from the claim's reference."""
     sink(ours, name)
     line = b"A: b\r\nContent-Type: application/json\r\n"
     AtomicWriter(target(ours, name, settings)).publish(

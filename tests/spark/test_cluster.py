@@ -52,8 +52,8 @@ class Process:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def ended_well(self, patience_s: float = 150.0) -> bool:
-        code = self._process.wait(patience_s)
+    def ended_well(self, timeout_s: float = 150.0) -> bool:
+        code = self._process.wait(timeout_s)
         assert code == 0, self.text()[-4000:]
         return True
 

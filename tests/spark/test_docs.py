@@ -12,16 +12,16 @@ import nats
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.conftest import PATIENCE_S, Broker
+from spark.conftest import TIMEOUT_S, Broker
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use longer connection timeouts than the pages, because the machine may pause."""
-    monkeypatch.setattr(nats, "connect", partial(nats.connect, connect_timeout=PATIENCE_S))
+    monkeypatch.setattr(nats, "connect", partial(nats.connect, connect_timeout=TIMEOUT_S))
 
 
 def run(page: str, names: dict[str, Any], **replaced: str) -> int:

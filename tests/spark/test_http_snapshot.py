@@ -23,7 +23,7 @@ from headrace.reader.options import OptionError, parse_read_options
 from headrace.reader.stream_admin import StreamError
 from headrace.spark import schema as schemas
 from headrace.spark.batch_reader import JetStreamBatchReader
-from spark.conftest import PATIENCE_S, Broker, eventually, monitored
+from spark.conftest import TIMEOUT_S, Broker, eventually, monitored
 from support.ports import free_port
 
 MIB = 1 << 20
@@ -103,7 +103,7 @@ def test_only_the_blocks_that_a_range_touches_are_fetched(
 
 
 def get(broker: Broker, path: str, token: str = "", span: str = "bytes=0-") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(broker.web.removeprefix("http://"), timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(broker.web.removeprefix("http://"), timeout=TIMEOUT_S)
     headers = {"Range": span, **({"Authorization": f"Bearer {token}"} if token else {})}
     connection.putrequest("GET", path, skip_host=False)
     for name, value in headers.items():

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 import headrace
-from conformance.servers import KINDS, REFERENCE, Server, Setup
+from conformance.servers import KINDS, NATS_SERVER, Server, Setup
 from headrace.client.context import JetStream
 from headrace.reader import direct_get_decode, direct_get_reader, stream_admin
 from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, ServerAddress
@@ -294,7 +294,7 @@ async def test_a_key_is_created_by_what_the_leader_has(broker: Broker, name: str
 
 def test_a_filtered_mirror_answers_for_its_origin(brokers: dict[str, Broker], name: str) -> None:
     """nats-server asks either upstream or mirrors; a mirror with a filter has gaps between its messages."""
-    broker = brokers[REFERENCE]
+    broker = brokers[NATS_SERVER]
     broker.create(name)
     broker.fill(name, 50)
     for number in range(3):

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from conformance.servers import OURS, REFERENCE
+from conformance.servers import NATS_SERVER, OURS
 from headrace.reader import stream_admin
 from headrace.reader.options import parse_read_options
 from headrace.spark import schema as schemas
@@ -19,7 +19,7 @@ from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from spark.conftest import Begun, Broker
 
 Load = Callable[..., DataFrame]
-WAYS = [(OURS, "wire"), (OURS, "folder"), (OURS, "http"), (REFERENCE, "wire")]
+WAYS = [(OURS, "wire"), (OURS, "folder"), (OURS, "http"), (NATS_SERVER, "wire")]
 
 
 @pytest.fixture(params=WAYS, ids=["-".join(way) for way in WAYS])
@@ -143,7 +143,7 @@ def test_subjects_that_come_and_go_hide_no_others(
     monkeypatch: pytest.MonkeyPatch, changes: list[tuple[str, str]]
 ) -> None:
     pages = Pages("abcdefghij", list(changes))
-    monkeypatch.setattr(stream_admin, "with_retry", lambda address, patience_s, work: work(None))
+    monkeypatch.setattr(stream_admin, "with_retry", lambda address, timeout_s, work: work(None))
     monkeypatch.setattr(stream_admin, "call_api", pages.call)
     stay = set("abcdefghij").difference(*(gone for gone, _ in changes))
     assert stay <= set(stream_admin.list_subjects(parse_read_options({"stream": "S"})))

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from conformance.servers import reference_binary
+from conformance.servers import nats_server_binary
 from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, ServerAddress
 from support.ports import free_port
 
@@ -30,7 +30,7 @@ class Node:
         self.is_stopped = False
         self._folder = folder
         self._command = [
-            *(reference_binary(), "-n", name, "-a", "127.0.0.1", "-p", str(port)),
+            *(nats_server_binary(), "-n", name, "-a", "127.0.0.1", "-p", str(port)),
             *("-js", "-sd", str(folder / "store")),
             *("--cluster_name", "tests", "--cluster", f"nats://127.0.0.1:{route}"),
             *("--routes", ",".join(f"nats://127.0.0.1:{each}" for each in routes)),

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from support.loop_stalls import find_stalls
 
-PATIENCE_S = 40.0
+TIMEOUT_S = 40.0
 _LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
 
 
-def headrace(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def headrace(*arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [sys.executable, "-m", "headrace", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -47,7 +47,7 @@ class Serving:
 
     def wait_for(self, text: str) -> None:
         """Wait until the log contains a text."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while text not in self.log:
             assert self.process.poll() is None or text in self.log, self.log
             assert time.monotonic() < deadline, f"{text!r} not in the log:\n{self.log}"
@@ -58,7 +58,7 @@ class Serving:
 
     def ended(self) -> int:
         """Wait for the process to end; return its exit code."""
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from headrace.config.options import ServerOptions
 from headrace.net.listener import Listener
 from headrace.net.tls_context import make_server_context
 
-PATIENCE_S = 20
+TIMEOUT_S = 20
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"protocol":0,"headers":true,"no_responders":true}\r\n'
 
 Start = Callable[..., Awaitable[Listener]]
@@ -59,12 +59,12 @@ class Wire:
         self.writer.write(data)
 
     async def line(self) -> bytes:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return await self.reader.readline()
 
     async def rest(self) -> bytes:
         """Return everything up to the end of the connection."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             try:
                 return await self.reader.read()
             except ConnectionResetError:
@@ -89,6 +89,6 @@ class Wire:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.005)

@@ -162,7 +162,7 @@ def test_a_closed_or_full_frame_refuses_records(records: ModuleType) -> None:
     assert memory.append(b"a", b"", b"", 1) == 1
 
 
-def test_bytes_follow_the_references_formula(records: ModuleType) -> None:
+def test_bytes_follow_the_formula_of_nats_server(records: ModuleType) -> None:
     stored, memory = appender(records), appender(records, journaled=False)
     for log in (stored, memory):
         log.append_many([(b"abc", b"", b"12345"), (b"abc", b"hdr", b"12345")], 1)

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.testing import HostedServer
-from support.processes import PATIENCE_S
+from support.processes import TIMEOUT_S
 
 
 def test_a_subscriber_shows_what_is_published(headrace_server: HostedServer) -> None:
@@ -20,7 +20,7 @@ def test_a_subscriber_shows_what_is_published(headrace_server: HostedServer) -> 
         assert "Subscribed to a.*" in subscriber.stderr.readline()
         assert main(["pub", "a.b", "hello", "-H", "From: me", "--count", "2", "-s", headrace_server.url]) == 0
         shown = subscriber.stdout.read()
-        assert subscriber.wait(PATIENCE_S) == 0
+        assert subscriber.wait(TIMEOUT_S) == 0
     assert shown == "[a.b]\nFrom: me\nhello\n" * 2
 
 
@@ -35,7 +35,7 @@ async def test_a_request_shows_the_answer(headrace_url: str) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "headrace", "req", "shout", "water", "-s", headrace_url, stdout=subprocess.PIPE
     )
-    shown, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    shown, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
     assert shown.decode().endswith("\nWATER\n")
     await client.close()
 

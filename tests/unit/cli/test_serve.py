@@ -14,7 +14,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from support.processes import PATIENCE_S, headrace, serving
+from support.processes import TIMEOUT_S, headrace, serving
 
 
 def test_no_arguments_show_the_commands() -> None:
@@ -152,7 +152,7 @@ async def test_a_token_never_reaches_the_log(tmp_path: Path) -> None:
 
 
 def get(port: int, path: str) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=TIMEOUT_S) as answer:
         body: bytes = answer.read()
         return body
 
@@ -206,7 +206,7 @@ async def test_a_configuration_file_and_its_reload(tmp_path: Path) -> None:
             )
         write_users(file, "ada")
         server.signal(signal.SIGHUP)
-        await asyncio.wait_for(closed["bob"].wait(), PATIENCE_S)
+        await asyncio.wait_for(closed["bob"].wait(), TIMEOUT_S)
         await clients["ada"].flush()
         assert not closed["ada"].is_set()
         file.write_text("nonsense: 1\n")
@@ -215,7 +215,7 @@ async def test_a_configuration_file_and_its_reload(tmp_path: Path) -> None:
         await clients["ada"].flush()
         write_users(file, "ada", password="2")
         server.signal(signal.SIGHUP)
-        await asyncio.wait_for(closed["ada"].wait(), PATIENCE_S)
+        await asyncio.wait_for(closed["ada"].wait(), TIMEOUT_S)
         again = await nats.connect(server.url, user="ada", password="2")
         await again.close()
 
@@ -243,7 +243,7 @@ def test_the_log_file_can_be_moved_away(tmp_path: Path) -> None:
         process.send_signal(signal.SIGUSR1)
         wait_until(log.exists)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert "Server Exiting" in log.read_text()
     finally:
         process.kill()
@@ -252,7 +252,7 @@ def test_the_log_file_can_be_moved_away(tmp_path: Path) -> None:
 
 def wait_until(condition: object) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -273,13 +273,13 @@ async def test_nobody_has_to_read_stderr(tmp_path: Path) -> None:
         for _ in range(1500):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
             writer.write(b"NONSENSE\r\n")
-            await asyncio.wait_for(reader.read(), PATIENCE_S)
+            await asyncio.wait_for(reader.read(), TIMEOUT_S)
             writer.close()
         client = await nats.connect(url)
-        await client.flush(timeout=PATIENCE_S)
+        await client.flush(timeout=TIMEOUT_S)
         await client.close()
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
+        assert await asyncio.to_thread(process.wait, TIMEOUT_S) == 0
     finally:
         process.kill()
         _, logged = process.communicate()
@@ -297,7 +297,7 @@ async def test_lame_duck_mode_ends_the_server_after_its_clients(tmp_path: Path) 
 
         client = await nats.connect(server.url, allow_reconnect=False, lame_duck_mode_cb=hear)
         server.signal(signal.SIGUSR2)
-        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        await asyncio.wait_for(told.wait(), TIMEOUT_S)
         assert await asyncio.to_thread(server.ended) == 0
         await client.close()
 

@@ -7,7 +7,7 @@ import pytest
 from headrace.config.options import OptionsError, ServerOptions, User, from_keywords
 
 
-def test_defaults_are_the_references_except_for_the_address() -> None:
+def test_defaults_are_those_of_nats_server_except_for_the_address() -> None:
     options = ServerOptions()
     assert (options.host, options.port) == ("127.0.0.1", 4222)
     assert (options.max_payload, options.max_control_line, options.max_pending) == (1 << 20, 4096, 64 << 20)

@@ -39,7 +39,7 @@ def test_a_refused_publish_has_its_exact_bytes() -> None:
     )
 
 
-def test_descriptions_are_escaped_as_the_reference_does() -> None:
+def test_descriptions_are_escaped_as_in_nats_server() -> None:
     assert errors.encode_error(RequestError(500, 10074, 'a > b & "c"')) == (
         b'{"code":500,"err_code":10074,"description":"a \\u003e b \\u0026 \\"c\\""}'
     )

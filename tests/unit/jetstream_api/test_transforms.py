@@ -59,7 +59,7 @@ def test_a_partition_without_positions_takes_the_whole_subject() -> None:
         ("a..b", "b", "invalid subject"),
     ],
 )
-def test_a_bad_mapping_is_refused_in_the_reference_s_words(source: str, dest: str, text: str) -> None:
+def test_a_bad_mapping_is_refused_in_the_words_of_nats_server(source: str, dest: str, text: str) -> None:
     with pytest.raises(BadTransform) as caught:
         check_transform(source, dest)
     assert str(caught.value) == text

@@ -60,7 +60,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         await connection.close()
 
 
-async def test_streams_by_the_reference_s_names(site: Site) -> None:
+async def test_streams_by_the_names_of_nats_server(site: Site) -> None:
     shown = await site.json("/jsz?consumers=1&config=1")
     assert (shown["streams"], shown["consumers"], shown["messages"]) == (1, 1, 5)
     assert shown["account_details"][0]["name"] == "$G"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headrace.net import write_scheduler
-from support.sockets import PATIENCE_S, Start, Wire, listeners, until
+from support.sockets import TIMEOUT_S, Start, Wire, listeners, until
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ async def start() -> AsyncIterator[Start]:
         yield begin
 
 
-async def test_info_has_the_fields_in_the_reference_order(start: Start) -> None:
+async def test_info_has_the_fields_in_the_order_of_nats_server(start: Start) -> None:
     listener = await start(jetstream=True, user="a", password="b", domain="d")
     wire = await Wire.dial(
         listener, b'CONNECT {"verbose":false,"user":"a","pass":"b","protocol":1}\r\nPING\r\n'
@@ -121,7 +121,7 @@ async def test_messages_larger_than_the_shared_buffer(start: Start) -> None:
     await one.ask(b"SUB big 1\r\n")
     payload = bytes(range(256)) * 8192
     two.send(b"PUB big %d\r\n" % len(payload) + payload + b"\r\nPUB big 2\r\nhi\r\n")
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         seen = await one.reader.readuntil(b"MSG big 1 2\r\nhi\r\n")
     assert payload in seen
     await one.close()
@@ -140,7 +140,7 @@ class TestPressure:
         slow, publisher = await Wire.dial(listener), await Wire.dial(listener)
         await slow.ask(b"SUB flood 1\r\n")
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while listener.backpressure.slow_consumers == 0:
                 await self.flood(publisher, 20, 100_000)
         await until(lambda: len(listener.connections) == 1)

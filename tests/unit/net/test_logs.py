@@ -19,7 +19,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-def test_lines_have_the_references_form(tmp_path: Path) -> None:
+def test_lines_have_the_format_of_nats_server(tmp_path: Path) -> None:
     file = tmp_path / "log"
     log = QueuedLogger(ServerOptions(log_file=str(file)))
     log.info("one")

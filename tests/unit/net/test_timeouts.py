@@ -85,7 +85,7 @@ async def test_the_unproven_hold_little(start: Start) -> None:
     await wire.close()
 
 
-class Patient:
+class Timed:
     def __init__(self, number: int) -> None:
         self.timer_id = number
         self.slot = 0
@@ -98,28 +98,28 @@ class Patient:
 class TestWheel:
     async def test_never_early_and_only_the_last_appointment(self) -> None:
         loop = asyncio.get_running_loop()
-        patients = {n: Patient(n) for n in range(3)}
-        wheel = TimerWheel(loop, patients.get)
+        timed = {n: Timed(n) for n in range(3)}
+        wheel = TimerWheel(loop, timed.get)
         begin = loop.time()
-        wheel.schedule(patients[0], 5.0)
-        wheel.schedule(patients[0], 0.05)
-        wheel.schedule(patients[1], 0.1)
-        wheel.schedule(patients[2], 0.02)
-        gone = patients.pop(2)
-        await until(lambda: bool(patients[1].looked))
-        assert len(patients[0].looked) == len(patients[1].looked) == 1
-        assert patients[0].looked[0] - begin >= 0.05
-        assert patients[1].looked[0] - begin >= 0.1
+        wheel.schedule(timed[0], 5.0)
+        wheel.schedule(timed[0], 0.05)
+        wheel.schedule(timed[1], 0.1)
+        wheel.schedule(timed[2], 0.02)
+        gone = timed.pop(2)
+        await until(lambda: bool(timed[1].looked))
+        assert len(timed[0].looked) == len(timed[1].looked) == 1
+        assert timed[0].looked[0] - begin >= 0.05
+        assert timed[1].looked[0] - begin >= 0.1
         assert gone.looked == []
         wheel.stop()
 
     async def test_a_stopped_wheel_calls_nobody(self) -> None:
-        patient = Patient(1)
-        wheel = TimerWheel(asyncio.get_running_loop(), {1: patient}.get)
-        wheel.schedule(patient, 0.0)
+        timed = Timed(1)
+        wheel = TimerWheel(asyncio.get_running_loop(), {1: timed}.get)
+        wheel.schedule(timed, 0.0)
         wheel.stop()
         await asyncio.sleep(3 * SLOT_S)
-        assert patient.looked == []
+        assert timed.looked == []
 
 
 def resident(pid: int) -> int:

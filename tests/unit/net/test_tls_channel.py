@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support import certificates
-from support.sockets import CONNECT, PATIENCE_S, Start, Wire, listeners, until
+from support.sockets import CONNECT, TIMEOUT_S, Start, Wire, listeners, until
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def context(made: certificates.Certificates, *, certificate: bool = False) -> ss
 
 
 async def upgrade(wire: Wire, trust: ssl.SSLContext) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await wire.writer.start_tls(trust, server_hostname="127.0.0.1")
 
 
@@ -67,7 +67,7 @@ async def test_much_data_both_ways(start: Start, made: certificates.Certificates
     for _ in range(4):
         wire.send(b"PUB a %d\r\n" % len(payload) + payload + b"\r\n")
     expected = (b"MSG a 1 %d\r\n" % len(payload) + payload + b"\r\n") * 4
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         assert await wire.reader.readexactly(len(expected)) == expected
     await wire.close()
 
