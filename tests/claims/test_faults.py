@@ -251,7 +251,7 @@ async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: 
     await world.consumer(stream, "theirs")
     message = await world.next(stream, "theirs")
     assert await claims.consumer.handle(message, nothing), (
-        "made anew, it reads from the start and finds the claim"
+        "created again, it reads from the start and finds the claim"
     )
     await world.wire.api_request(f"CONSUMER.DELETE.CLAIMS.collectors-{world.name}")
     assert (await claims.collector.collect()).failed == 0

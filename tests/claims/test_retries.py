@@ -81,7 +81,7 @@ async def test_what_is_about_to_go_stays_if_a_retry_uses_it(world: ClaimsHarness
 
     monkeypatch.setattr(other.jetstream, "publish", publish_while_collected)
     await other.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
-    assert removed == [], "whoever wins may delete, and the retry has won"
+    assert removed == [], "only the winner may delete, and the retry has won"
 
 
 async def test_an_earlier_attempt_that_nobody_knows_of_is_a_claim_error(

@@ -1,4 +1,4 @@
-"""CONSUMER.RESET: every rule of the specification; the numbers of vectors are those of reset.md."""
+"""CONSUMER.RESET: every rule of the reset specification, with the numbers of its vectors."""
 
 from __future__ import annotations
 

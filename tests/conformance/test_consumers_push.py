@@ -207,7 +207,7 @@ class TestFlowAcknowledgement:
         assert ten.create("C", **{**base, **config})["error"]["err_code"] == code
 
     def test_a_full_consumer_asks_at_once(self, reading: Make, inbox: str) -> None:
-        """Vector 8 of sourcing.md."""
+        """Vector 8 of the sourcing specification."""
         stream = reading(retention="workqueue")
         stream.fill(8)
         sid = stream.client.subscribe(inbox)

@@ -1,6 +1,6 @@
 """Mirrors and sources within one server: what is stored, where it starts, what info shows.
 
-Sections 1 to 5, 10 and 11 of sourcing.md; the numbers of vectors are its own.
+The numbers of vectors are those of the sourcing specification.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Mirrors and sources with a durable consumer, managed by the user or by the server (sourcing.md 8, 9).
+"""Mirrors and sources with a durable consumer, managed by the user or by the server.
 
-The numbers of vectors are those of sourcing.md.
+The numbers of vectors are those of the sourcing specification.
 """
 
 from __future__ import annotations

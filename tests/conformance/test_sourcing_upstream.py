@@ -1,6 +1,6 @@
-"""The exchange with an upstream, scripted by the test: requests, gaps, flow control, retries (sourcing.md 5 to 7).
+"""The exchange with an upstream, scripted by the test: requests, gaps, flow control, retries.
 
-The numbers of vectors are those of sourcing.md.
+The numbers of vectors are those of the sourcing specification.
 """
 
 from __future__ import annotations

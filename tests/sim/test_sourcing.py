@@ -93,7 +93,7 @@ def seqs(broker: SimBroker, name: str) -> list[int]:
 
 
 class TestGaps:
-    """sourcing.md, table 7.5, for both kinds of copies. The numbers of vectors are those of sourcing.md."""
+    """Gap detection for both kinds of copies; vectors of the sourcing specification."""
 
     @pytest.fixture(params=["source", "mirror"])
     def origin(self, request: pytest.FixtureRequest) -> Played:

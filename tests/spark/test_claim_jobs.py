@@ -100,7 +100,7 @@ def test_what_nobody_needs_is_collected(
     time.sleep(max(over_s - time.monotonic(), 0))
     again = jobs.claims_collect(spark, source, config=config, streams=[name])
     assert again.actions == {"collected": 1, "orphan": 1, "live": 1}, (
-        "whoever names the streams vouches for them"
+        "the caller guarantees that the named streams are all"
     )
     assert objects(config) == {waiting}
 

@@ -169,7 +169,7 @@ def test_rows_become_puts_deletes_and_purges(broker: Broker, spark: SparkSession
         write("('c', '4') as t(key, value)", mode="create")
     write("('a', '5'), ('b', '6'), ('c', '7') as t(key, value)", mode="create", conflict="ignore")
     values = {row.key: row.value for row in load(spark, broker, name).collect()}
-    assert values == {"a": b"5", "b": b"6", "c": b"3", "d": b"4"}, "deleted keys are created anew"
+    assert values == {"a": b"5", "b": b"6", "c": b"3", "d": b"4"}, "deleted keys are created again"
     for _ in range(2):
         write("('e', '8') as t(key, value)", mode="create", writeId="once")
     write("('e'), ('d') as t(key)", mode="purge")

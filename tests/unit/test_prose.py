@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "src" / "headrace").rglob("*.py")) + sorted((ROOT / "src").rglob("*.pyx"))
+SOURCES = [
+    *sorted((ROOT / "src" / "headrace").rglob("*.py")),
+    *sorted((ROOT / "src").rglob("*.pyx")),
+    *sorted((ROOT / "tests").rglob("*.py")),
+    *sorted((ROOT / "bench").rglob("*.py")),
+]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "tests").rglob("*.md")),
 ]
 
 #: Pattern -> what to write instead.
@@ -35,13 +41,24 @@ BANNED = {
     r"\bcomes? to rest\b": "is idle",
     r"\bis well\b(?! formed)": "is healthy",
     r"(?:^|[.:] )Who (?!am I)\w+": "name the actor: 'A client that ...'",
+    r"\b(?:is|are|was|were) waited for\b": "the client waits for ...",
+    r"#:? *So (?:many|much|long|often)\b|\bso many(?: of)?$": "Maximum number of ..., Number of ...",
+    r"\b[Tt]he places where work enters\b|\bplays with\b": "name the functions",
+    r"\b(?:go|goes|went) on (?:meanwhile|with it|again)\b|\bthey go on\b": "continue",
+    r"\bwhom\b|\bnone the worse\b|\bno defect\b|\bgrew tired\b": "name the actor, say what happens",
+    r'"""Until ': "Wait until ...",
+    r"\bthe (?:TTL|batch|reset) seed\b|\bseed of the (?:TTL|batch)\b": "the ... specification",
+    r"\bmachine that halts\b": "a machine that pauses",
 }
 #: Places where a phrase is meant: a quotation, or the word itself is the topic.
 ALLOWED = {
     "src/headrace/client/sync.py": ("patience",),  # the deprecated name of a parameter
     "CONTRIBUTING.md": ("anew", "patience", "speaks of", "whoever"),
     "docs/reference/glossary.md": ("the reference server",),
+    "tests/unit/test_deprecation.py": ("patience",),  # the same
 }
+#: This file has all of them.
+SOURCES.remove(Path(__file__))
 
 
 def iter_python_prose(path: Path) -> Iterator[tuple[int, str]]:

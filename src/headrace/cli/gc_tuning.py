@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: So many collections of the middle generation, of at most 7,000 new objects each, make one portion.
+#: Number of collections of the middle generation in one portion; each has at most 7,000 new objects.
 COLLECTIONS_PER_PORTION = 4
-#: So many connections, consumers and streams may have ended before all objects are collected.
+#: All objects are collected after this many connections, consumers and streams have ended.
 ENDED_MAX = 10_000
 #: Never reached: collections of the oldest generation are started here only.
 _NEVER = 1_000_000_000

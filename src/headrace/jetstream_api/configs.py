@@ -179,7 +179,7 @@ class StreamConfig(ApiStruct):
     allow_rollup_hdrs: bool = False
     consumer_limits: ConsumerLimits = msgspec.field(default_factory=ConsumerLimits)
     allow_msg_ttl: bool = False
-    # From the TTL seed, unknown to nats-server: returned only to clients that use it, so None until one sent it.
+    # From the TTL specification, unknown to nats-server: returned only to clients that use it, so None until one sent it.
     subject_delete_markers: bool | None = None
     subject_delete_marker_ttl: Duration = 0
     allow_msg_counter: bool = False

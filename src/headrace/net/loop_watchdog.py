@@ -30,7 +30,7 @@ IDLE_BEAT_S = 0.200
 IDLE_CPU_S = 0.001
 #: At most one line per interval is logged.
 LOG_INTERVAL_S = 1.0
-#: So many slow calls are kept between two measurements.
+#: Maximum number of slow calls kept between two measurements.
 _SLOW_CALLS_MAX = 32
 UNKNOWN_OPERATION = "client messages"
 

@@ -100,7 +100,7 @@ class PatternSet:
         return any(node.count for node in frontier)
 
     def _has_longer(self, node: _Node) -> bool:
-        """Return whether a pattern goes on below this node."""
+        """Return whether a pattern continues below this node."""
         waiting = list(node.children.values())
         while waiting:
             self._count(1)

@@ -1,4 +1,4 @@
-"""Responses, byte for byte as in the vectors of api.md and consumers.md."""
+"""Responses, byte for byte as in the vectors of the API and consumer specifications."""
 
 import msgspec
 

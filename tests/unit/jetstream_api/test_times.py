@@ -82,7 +82,7 @@ def test_what_is_no_duration_gives_none(text: str) -> None:
     assert times.parse_duration(text) is None
 
 
-# ttl.md, section 1, with the rule for zero in section 7.
+# The TTL specification, with its rule for zero.
 @pytest.mark.parametrize(
     ("kind", "values"),
     [

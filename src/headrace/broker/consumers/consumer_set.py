@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Up to this many waiting consumers with filters, it is cheaper to try each than to look at the new subjects.
 FEW_WAITING = 8
 VIEW_BYTES = 256 * 1024
-#: So many consumers of a deleted stream are stopped at a time, so that other clients do not wait long.
+#: Number of consumers of a deleted stream stopped at a time, so that other clients do not wait long.
 CLOSED_AT_ONCE = 32
 
 

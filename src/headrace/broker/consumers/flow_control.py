@@ -1,6 +1,6 @@
 """The flow-control window of a push consumer: how many bytes may be in flight, and when to send a request.
 
-Sizes and thresholds are those of nats-server (sourcing.md 7.3): the window starts at 2 MiB and doubles with every reply
+Sizes and thresholds are those of nats-server: the window starts at 2 MiB and doubles with every reply
 up to 32 MiB; a request is sent at half of it, and delivery stops beyond it. Knows no messages.
 """
 

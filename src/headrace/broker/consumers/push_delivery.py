@@ -291,7 +291,7 @@ class PushDelivery:
         if flow_window is None or flow_window.pending_request or self._config.ack_policy != "flow_control":
             return
         if self._ack_state.pending:
-            # Messages of an idle stream are acknowledged through heartbeats: seed 2, "AckFlowControl".
+            # Messages of an idle stream are acknowledged through heartbeats (ack policy `flow_control`).
             self._request_flow_control()
 
     def next_timeout(self) -> int:

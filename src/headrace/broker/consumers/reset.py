@@ -1,4 +1,4 @@
-"""Resets a consumer to its ack floor, or to a sequence that its configuration allows (seed 2, reset.md).
+"""Resets a consumer to its ack floor, or to a sequence that its configuration allows.
 
 Owns the choice of that sequence and its consequences. The record of deliveries is cleared; configuration, pause, pinned
 client, waiting pull requests and the flow-control window stay.

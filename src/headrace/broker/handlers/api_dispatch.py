@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from headrace.broker.routing.router import SubjectRouter
 
 PREFIX = b"$JS.API."
-#: So many streams or consumers are described in one step of a list.
+#: Number of streams or consumers described in one step of a list.
 INFOS_PER_STEP = 16
 #: A request with more subjects or filters than this is validated off the event loop.
 MANY_PATTERNS = 256
-#: So many requests may wait for one in progress, as in nats-server; more are rejected.
+#: Maximum number of requests that wait for one in progress, as in nats-server; more are rejected.
 WAITING_MAX = 10_000
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-#: So many requests that only read are handled in one turn of the event loop; the rest wait for the next one.
+#: Maximum number of read-only requests handled in one turn of the event loop; the rest wait for the next one.
 READS_PER_TURN = 16
-#: A request that changes something, or a step of a long one, takes as long as so many that only read.
+#: A request that changes something, or a step of a long one, counts as this many read-only requests.
 CHANGE_COST = 4
 
 
@@ -97,7 +97,7 @@ class RequestInProgress:
 
 
 class ApiDispatcher:
-    """Handles every API request of the account: so many per turn of the event loop, the rest in later turns."""
+    """Handles every API request of the account: a limited number per turn of the event loop, the rest later."""
 
     #: Message traces show API requests as a service of the system account.
     is_system_service = True

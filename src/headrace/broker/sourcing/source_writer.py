@@ -42,7 +42,7 @@ class SourceWriter(BaseCopyWriter):
     """Adds the messages of one upstream to a stream. `stored_seq` is the newest upstream sequence that is done here.
 
     If the stream supports atomic batches, members are held back until the batch is complete and then stored within one
-    frame (batch.md, 6); `received_seq` includes them, `stored_seq` does not. They are durable meanwhile.
+    frame; `received_seq` includes them, `stored_seq` does not. They are durable meanwhile.
     """
 
     __slots__ = (

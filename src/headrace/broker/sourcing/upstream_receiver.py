@@ -158,7 +158,7 @@ class UpstreamReceiver:
     ) -> None:
         """Store a delivery, or restart if there is a gap.
 
-        Gap detection follows sourcing.md, table 7.5, except that a source restarts like a mirror when the consumer
+        Gap detection follows nats-server, except that a source restarts like a mirror when the consumer
         sequence goes back. nats-server waits for a heartbeat, whose sequence may by then be the expected one.
         """
         writer, expected_seq = self._writer, self._last_consumer_seq + 1

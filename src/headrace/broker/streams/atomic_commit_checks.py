@@ -123,7 +123,7 @@ class CommitCheck:
         self._batch_message_ids.add(message_id)
 
     def _check_sequences(self, member: BatchMember) -> None:
-        """Check expected sequences against the stream as it was before the batch, for every member (the batch seed)."""
+        """Check expected sequences against the stream as it was before the batch, for every member."""
         header_map = member.header_map
         expected = header_map.get(publish_checks.EXPECTED_LAST_SEQ)
         if expected and publish_checks.parse_number(expected) != self._last_seq:

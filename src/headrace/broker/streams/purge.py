@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from headrace.broker.streams.stream_context import StreamContext
     from headrace.storage import StreamLog
 
-#: So many of the oldest messages are removed at a time, which costs least.
+#: Number of the oldest messages removed at a time; removing those costs least.
 _PREFIX_SLICE = 65_536
-#: So many sequences are searched at a time for matching subjects, and so many messages removed.
+#: Number of sequences searched at a time for matching subjects, and of messages removed at a time.
 _SEARCHED = 65_536
 _SLICE = 16_384
 #: With markers each message costs far more.

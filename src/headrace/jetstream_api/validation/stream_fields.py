@@ -1,6 +1,6 @@
 """Validation of single stream fields: defaults and errors, in nats-server's order.
 
-Each function changes the fresh copy that it is given. Where the TTL seed and nats-server differ, the seed wins
+Each function changes the copy that it gets. Where the TTL specification and nats-server differ, the specification wins
 (`subject_delete_markers`).
 """
 
@@ -139,7 +139,7 @@ def _check_discard(config: StreamConfig) -> None:
 
 
 def _check_markers(config: StreamConfig, strict: bool) -> None:
-    """Check subject delete markers, requested by their TTL (nats-server) or by a flag (seed)."""
+    """Check subject delete markers, requested by their TTL (nats-server) or by a flag (TTL specification)."""
     markers_flag = config.subject_delete_markers
     if markers_flag is False and config.subject_delete_marker_ttl > 0:
         raise invalid_config("subject delete marker TTL cannot be set if subject delete markers are disabled")

@@ -171,4 +171,4 @@ def test_a_mirror_hears_its_origin(broker: SimBroker) -> None:
     info = broker.call("STREAM.INFO.M")
     assert info["state"]["messages"] == 2
     assert info["mirror"]["active"] < 60 * SECOND
-    assert set(broker.jetstream.streams["S"].consumers) == before, "it began anew"
+    assert set(broker.jetstream.streams["S"].consumers) == before, "the mirror must not start again"

@@ -259,7 +259,7 @@ def test_a_new_wait_is_written_down() -> None:
 
 
 def test_the_window_doubles_with_every_answer() -> None:
-    """Vector 9 of sourcing.md: 10 kB messages of 10,051 bytes."""
+    """Vector 9 of the sourcing specification: 10 kB messages of 10,051 bytes."""
     window, size, sent = FlowWindow(), 10_051, []
     for _ in range(3):
         count = 0

@@ -1,4 +1,4 @@
-"""Index names of sources; the vectors of sourcing.md."""
+"""Index names of sources; the vectors of the sourcing specification."""
 
 from headrace.jetstream_api.configs import External, StreamConsumerSource, StreamSource, SubjectTransform
 from headrace.jetstream_api.names import short_hash

@@ -53,7 +53,7 @@ def test_an_equal_stream_is_created_again_as_it_is() -> None:
     assert refusal(caught) == (400, 10058, "stream name already in use with a different configuration")
 
 
-# ttl.md section 7: the flag for TTLs.
+# The flag of the TTL specification.
 
 
 def test_the_marker_flag_brings_a_ttl_of_fifteen_minutes_and_is_echoed() -> None:
@@ -119,7 +119,7 @@ def test_an_update_without_the_flag_keeps_it_true_to_the_ttl() -> None:
     assert update(old, allow_msg_ttl=True).subject_delete_markers is False
 
 
-# sourcing.md 1.3 and 9.3: server-managed consumers.
+# Server-managed consumers of the sourcing specification.
 
 
 def test_a_server_managed_consumer_needs_only_a_name() -> None:
