@@ -19,6 +19,7 @@ TUTORIAL = re.findall(
 )
 PRINTS = (
     r"north is message 1\nsouth is message 2\n",
+    r"level\.north 2\.31 m\nlevel\.south 2\.31 m\n",
     r"PUT b'logged in'\nPURGE b''\n",
     r"stored together: .*1.*2.*\n",
     r".*level\.north\n.*level\.south\n",
