@@ -52,8 +52,8 @@ test-fast: setup ## run the unit tests: about a minute, without Java, npm or a b
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/unit $(ARGS)
 
 docs: setup ## build the documentation in out/site
-	$(BIN)/python -m mkdocs build --strict --quiet
-	@echo "open out/site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open out/site/index.html; its search needs a server: $(BIN)/python -m http.server -b 127.0.0.1 -d out/site"
 
 check: setup ## run ruff and mypy
 	$(BIN)/ruff check .

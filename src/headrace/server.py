@@ -51,7 +51,7 @@ __all__ = ["Server"]
 
 
 class Server:
-    """One broker.
+    """A Headrace server in the current event loop; use it with `async with`.
 
     Keywords are the options of `headrace.config.options.ServerOptions`; the default port is any free one, and
     `store_dir` enables durable streams. `options` sets all of them at once, with the command line's defaults.
