@@ -59,6 +59,22 @@ def test_the_navigation_has_the_index() -> None:
     assert "adr/index.md" in (ROOT / "mkdocs.yml").read_text()
 
 
+def test_every_record_is_named_in_the_code_that_it_explains() -> None:
+    sources = [
+        path
+        for folder in ("src", "tests")
+        for kind in ("*.py", "*.pyx")
+        for path in (ROOT / folder).rglob(kind)
+    ]
+    named = {
+        number
+        for path in sources
+        for found in REFERENCE.findall(path.read_text())
+        for number in re.findall(r"\d+", found)
+    }
+    assert {parse_head(path)["number"] for path in RECORDS} - named == set()
+
+
 def test_references_name_existing_records() -> None:
     numbers = {parse_head(path)["number"] for path in RECORDS}
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.pyx"), *(ROOT / "docs").rglob("*.md")]

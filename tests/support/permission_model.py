@@ -1,7 +1,7 @@
 """A simple model of permissions: sets of concrete subjects, without optimizations.
 
 Independent of the implementation: patterns are compared by what they match in a small universe, which is large
-enough for patterns of up to two tokens over the letters a and b. It is checked against both servers.
+enough for patterns of up to two tokens over the letters a and b. It is checked against both servers. See ADR 72.
 """
 
 from __future__ import annotations
