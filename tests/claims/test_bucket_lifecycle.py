@@ -376,7 +376,7 @@ class Bucketless:
         ({"region": "here", "endpoint": "http://127.0.0.1:9000"}, ""),
     ],
 )
-async def test_s3_amazon_is_told_the_region_of_a_bucket(
+async def test_s3_amazon_receives_the_region_of_a_bucket(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], region: str
 ) -> None:
     administration = Bucketless()

@@ -279,7 +279,7 @@ async def test_a_consumer_that_is_reset_reads_again_what_is_kept(world: ClaimsHa
     assert await keys(claims) == []
 
 
-async def test_a_message_whose_consumer_was_reset_under_it_is_acked_or_comes_again(
+async def test_a_message_whose_consumer_was_reset_is_acked_or_redelivered(
     world: ClaimsHarness,
 ) -> None:
     """The consumer is reset between read and ack: the claim is kept whatever happens to the ack."""
@@ -511,7 +511,7 @@ async def on_s3(world: ClaimsHarness, weed: Weed, proxy: Proxy, **settings: Any)
     return await world.claims(ttl=AT_ACK, backend="s3", bucket="claims-faults", store=store)
 
 
-async def test_answers_of_5xx_are_tried_again_and_then_told(
+async def test_5xx_responses_are_retried_and_then_reported(
     world: ClaimsHarness, weed: Weed, wire_to_s3: Proxy
 ) -> None:
     claims = await on_s3(world, weed, wire_to_s3, retries=2)
@@ -533,9 +533,7 @@ async def test_answers_of_5xx_are_tried_again_and_then_told(
     assert await keys(claims) == []
 
 
-async def test_a_store_that_is_slow_is_waited_for_so_long_and_no_longer(
-    world: ClaimsHarness, weed: Weed, wire_to_s3: Proxy
-) -> None:
+async def test_a_slow_store_ends_in_a_timeout(world: ClaimsHarness, weed: Weed, wire_to_s3: Proxy) -> None:
     claims = await on_s3(world, weed, wire_to_s3, retries=0, timeout=TIMEOUT_S)
     stream = await world.stream()
     await world.consumer(stream, "c")

@@ -462,7 +462,7 @@ async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
         await stage.close()
 
 
-async def test_who_may_not_set_up_says_so_when_nobody_has(kind: str) -> None:
+async def test_missing_setup_is_reported_without_the_permission_to_do_it(kind: str) -> None:
     with _running(kind, LATER) as server:
         stage = await prepared(server, LATER)
         root = JetStreamClient(stage.users["root"].connection, timeout_s=TIMEOUT_S)

@@ -84,9 +84,7 @@ async def test_what_is_about_to_go_stays_if_a_retry_uses_it(world: ClaimsHarness
     assert removed == [], "only the winner may delete, and the retry has won"
 
 
-async def test_an_earlier_attempt_that_nobody_knows_of_is_a_claim_error(
-    world: ClaimsHarness, monkeypatch: Any
-) -> None:
+async def test_an_unknown_earlier_attempt_is_a_claim_error(world: ClaimsHarness, monkeypatch: Any) -> None:
     claims = await world.claims()
     stream = await world.stream()
 

@@ -32,7 +32,7 @@ def test_kv_put_get_and_delete_keys(headrace: Headrace, bucket: str) -> None:
     assert headrace.json("kv", "compact", bucket, "--older-than", 0, "-f")["removed"] == 4
 
 
-def test_who_comes_second_is_told(headrace: Headrace, bucket: str) -> None:
+def test_the_second_one_gets_an_error(headrace: Headrace, bucket: str) -> None:
     headrace("kv", "create", bucket, "a", "1", "--ttl", "1h")
     headrace("kv", "create", bucket, "a", "2", code=4)
     assert "kv put" in headrace.error

@@ -20,7 +20,7 @@ def test_the_server_is_measured_and_shown(headrace: Headrace) -> None:
     assert "storage" in headrace("account", "info")
 
 
-def test_no_server_is_said(headrace: Headrace) -> None:
+def test_the_error_says_that_there_is_no_server(headrace: Headrace) -> None:
     for command in (["stream", "ls"], ["kv", "ls"], ["pub", "a", "b"], ["server", "ping"]):
         headrace(*command, "--server", NOBODY, code=5)
         assert "headrace serve" in headrace.error

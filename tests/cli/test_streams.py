@@ -41,7 +41,7 @@ def test_a_stream_like_another(headrace: Headrace, stream: str, name: str, tmp_p
     headrace("stream", "rm", f"{name}b", "-f")
 
 
-def test_what_a_stream_captures_must_be_said(headrace: Headrace, name: str) -> None:
+def test_subjects_of_a_stream_are_required(headrace: Headrace, name: str) -> None:
     headrace("stream", "add", name, code=2)
     assert "--subjects" in headrace.error
     headrace("stream", "add", name, "--subjects", name, "--max-age", "soon", code=2)

@@ -300,7 +300,7 @@ class TestServiceImports:
         assert (info["acc"], info["user"], info["name"]) == ("B", "b", "asker")
         assert (info["lang"], info["ver"], info["host"]) == ("test", "1.2", "127.0.0.1")
 
-    def test_who_asks_cannot_be_made_up(self, member: Member) -> None:
+    def test_the_requester_cannot_be_forged(self, member: Member) -> None:
         a, b = member("a"), member("b")
         sid = a.subscribe("add.one")
         a.flush()
@@ -497,7 +497,7 @@ class TestSystem:
 
         eventually(lambda: told() == (1, 1))  # those of other tests end soon
 
-    def test_who_comes_and_goes(self, member: Member) -> None:
+    def test_connect_and_disconnect_events(self, member: Member) -> None:
         sys = member("sys")
         came, went = sys.subscribe("$SYS.ACCOUNT.C.CONNECT"), sys.subscribe("$SYS.ACCOUNT.C.DISCONNECT")
         sys.flush()

@@ -40,7 +40,7 @@ class TestToTheFloor:
         assert list(info)[-1] == "reset_seq"
         assert (info["config"], info["created"]) == (created["config"], created["created"])
 
-    def test_what_is_pending_comes_again(self, ten: Reading) -> None:
+    def test_pending_messages_are_redelivered(self, ten: Reading) -> None:
         """Vectors 2 and 3."""
         ten.made("P")
         old = ten.fetch("P", 5)
@@ -59,7 +59,7 @@ class TestToTheFloor:
         info = ten.info("P")
         assert (info["num_ack_pending"], position(info, "ack_floor")) == (4, (0, 2))
 
-    def test_counts_start_anew(self, ten: Reading) -> None:
+    def test_counts_start_again(self, ten: Reading) -> None:
         """Vector 7."""
         ten.made("P")
         for message in ten.fetch("P", 3)[:2]:
@@ -75,7 +75,7 @@ class TestToTheFloor:
         ten.made("P", deliver_policy=policy)
         assert ten.reset("P")["reset_seq"] == seq
 
-    def test_without_acknowledgements_nothing_comes_again(self, ten: Reading) -> None:
+    def test_without_acks_nothing_is_redelivered(self, ten: Reading) -> None:
         ten.made("P", ack_policy="none")
         ten.fetch("P", 4)
         assert ten.reset("P")["reset_seq"] == 5
@@ -92,7 +92,7 @@ class TestToTheFloor:
         assert seqs_of(ten.fetch("P", 2)) == [9, 10]
 
     @pytest.mark.ours_only("A reset redelivers pending messages of last-per-subject")
-    def test_last_ones_that_are_pending_come_again(self, ten: Reading) -> None:
+    def test_pending_last_messages_are_redelivered(self, ten: Reading) -> None:
         ten.fill(1, "s.2")
         ten.made("P", deliver_policy="last_per_subject", filter_subject=ten.subject("s.*"))
         assert seqs_of(ten.fetch("P", 1)) == [9]
@@ -354,7 +354,7 @@ class TestRequests:
         assert ten.reset("NOPE")["error"]["err_code"] == 10014
         assert ten.client.api("CONSUMER.RESET.NOSTREAM.P")["error"]["err_code"] == 10059
 
-    def test_nobody_is_told(self, ten: Reading) -> None:
+    def test_a_reset_sends_no_advisory(self, ten: Reading) -> None:
         events = ten.client.subscribe("$JS.EVENT.ADVISORY.>")
         ten.made("P")
         ten.client.next(events)  # of its creation

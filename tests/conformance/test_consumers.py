@@ -94,7 +94,7 @@ class TestUpdate:
         assert (position(info, "delivered"), info["num_ack_pending"]) == ((2, 4), 2)
         assert info["config"]["max_ack_pending"] == 7
 
-    def test_a_new_filter_counts_anew_and_stays_in_place(self, ten: Reading) -> None:
+    def test_a_new_filter_is_counted_from_scratch_and_keeps_the_position(self, ten: Reading) -> None:
         ten.made("C")
         ten.fetch("C", 3)
         assert ten.made("C", filter_subject=ten.subject("s.1"))["num_pending"] == 2

@@ -343,7 +343,7 @@ class TestPriority:
         assert ten.client.api(f"CONSUMER.UNPIN.{ten.name}.C", body)["error"]["err_code"] == code
 
 
-def test_a_client_that_reconnects_goes_on(
+def test_a_client_that_reconnects_continues(
     ten: Reading, server: Any, connect: Callable[..., Client], name: str
 ) -> None:
     """Messages sent to a lost connection are delivered again to the next one; nothing is lost."""

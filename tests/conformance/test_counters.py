@@ -74,7 +74,7 @@ class TestSums:
             assert counter.add(1)["val"] == str(total)
         assert client.api(f"STREAM.INFO.{name}")["state"]["messages"] == 1
 
-    def test_a_purge_begins_anew(self, counter: Counter, name: str) -> None:
+    def test_a_purge_starts_again(self, counter: Counter, name: str) -> None:
         counter.add(5)
         counter.client.api(f"STREAM.PURGE.{name}")
         assert counter.add(1) == {"stream": name, "seq": 2, "val": "1"}

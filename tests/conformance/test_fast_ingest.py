@@ -309,7 +309,7 @@ class TestRefusals:
         batch.send(3, APPEND)
         assert batch.error() == 10208
 
-    def test_a_too_large_member_is_refused_and_the_batch_goes_on(
+    def test_a_too_large_member_is_refused_and_the_batch_continues(
         self, client: Client, make_stream: Make, name: str
     ) -> None:
         make_stream(allow_batched=True, max_msg_size=10)

@@ -50,7 +50,7 @@ class TestListening:
             answer = peer.connect()
             assert (answer["connect_info"], answer["remote_account"]) == (True, "$G")
 
-    def test_what_is_wanted_is_told(self, hub: tuple[Server, int], client: Client, name: str) -> None:
+    def test_interest_is_announced(self, hub: tuple[Server, int], client: Client, name: str) -> None:
         client.subscribe(f"{name}.a")
         client.subscribe(f"{name}.a")
         client.subscribe(f"{name}.*.b", "q")
@@ -67,7 +67,7 @@ class TestListening:
         assert f"LS+ $JS.{HUB}.API.CONSUMER.>\r\n".encode() in told
         assert not [each for each in told if each.startswith((b"LS+ $KV", b"LS+ $OBJ"))]
 
-    def test_changes_are_told(self, leaf: LeafPeer, client: Client, name: str) -> None:
+    def test_changes_are_reported(self, leaf: LeafPeer, client: Client, name: str) -> None:
         one, other = client.subscribe(f"{name}.a"), client.subscribe(f"{name}.a")
         members = [client.subscribe(f"{name}.b", "q") for _ in range(2)]
         client.flush()
@@ -276,7 +276,7 @@ class TestDialling:
 
         eventually(noticed)
 
-    def test_silence_is_not_waited_for(self, played: PlayedHub, server: Server) -> None:
+    def test_a_silent_hub_is_dialed_again(self, played: PlayedHub, server: Server) -> None:
         """The server closes a connection without INFO, and dials again."""
         connection, _ = played._server.accept()
         try:

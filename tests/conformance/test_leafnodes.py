@@ -53,7 +53,7 @@ class TestMessages:
             assert asker.next(inbox).payload == b"answer to %d" % number
         assert asker.pending(inbox) == []
 
-    def test_nobody_there_is_told_at_once(self, ends: tuple[Client, Client], name: str) -> None:
+    def test_no_responders_is_reported_at_once(self, ends: tuple[Client, Client], name: str) -> None:
         assert ends[0].request(f"{name}.nobody").status == "503"
 
     def test_no_interest_any_more(self, ends: tuple[Client, Client], name: str) -> None:

@@ -85,7 +85,7 @@ class TestPings:
             wire.send(b'CONNECT {"verbose":false,"protocol":1}\r\n')
             wire.expect(b"PING\r\n")
 
-    def test_who_answers_stays(self, launch: Launch) -> None:
+    def test_a_client_that_replies_to_pings_stays_connected(self, launch: Launch) -> None:
         """Replies more often than the limit; a single reply may take a second and more on a busy machine."""
         server = launch(Setup(settings={"ping_interval": '"25ms"', "ping_max": 60}, jetstream=False))
         with Wire(server.port, answer_pings=False) as wire:
@@ -94,7 +94,7 @@ class TestPings:
                 wire.expect(b"PING\r\n")
                 wire.send(b"PONG\r\n")
 
-    def test_who_does_not_is_cut(self, launch: Launch) -> None:
+    def test_a_silent_client_is_disconnected(self, launch: Launch) -> None:
         server = launch(Setup(settings={"ping_interval": '"50ms"', "ping_max": 1}, jetstream=False))
         with Wire(server.port, answer_pings=False) as wire:
             wire.send(b'CONNECT {"verbose":false}\r\n')

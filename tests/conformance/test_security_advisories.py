@@ -291,7 +291,7 @@ class TestStreams:
 
 
 class TestHeaders:
-    def test_who_asks_cannot_be_made_up(self, user: User) -> None:
+    def test_the_requester_cannot_be_forged(self, user: User) -> None:
         """CVE-2026-33223: the header by which a service knows the requester."""
         a, b = user("all"), user("b")
         sid = a.subscribe("svc")
@@ -335,7 +335,7 @@ class TestHeaders:
 
 
 class TestSecrets:
-    def test_a_certificate_is_not_somebody_else(self, launch: Launch, tmp_path: Path) -> None:
+    def test_a_certificate_is_not_that_of_another_user(self, launch: Launch, tmp_path: Path) -> None:
         """CVE-2026-33248: two names with their parts in another order are equal only if all parts are."""
         authority = Authority(tmp_path)
         config = f"""tls {{ cert_file: '{authority.cert}', key_file: '{authority.key}', ca_file: '{authority.ca}'
@@ -355,7 +355,7 @@ class TestSecrets:
                 wire.send(b'CONNECT {"verbose":false,"protocol":0}\r\nPING\r\n')
                 assert (wire.frame() == b"PONG\r\n") is good, parts
 
-    def test_inboxes_of_others_are_closed_to_those_who_may_not(self, user: User) -> None:
+    def test_inboxes_of_others_are_protected(self, user: User) -> None:
         one, everybody = user("one"), user("all")
         one.errors.clear()
         sids = [one.subscribe(pattern) for pattern in ("_INBOX.>", "_INBOX.*.*", ">", "_INBOX.other.1")]

@@ -399,7 +399,7 @@ class TestSource:
         assert three.state("I")[0] == 0
 
     @pytest.mark.ours_only("A source advances past messages without interest")
-    def test_what_nobody_wants_is_done_with(self, three: Copying) -> None:
+    def test_messages_without_interest_are_removed(self, three: Copying) -> None:
         three.made("I", sources=[{"name": f"{three.name}O"}], retention="interest")
         eventually(lambda: three.info("I")["sources"][0].get("seq") == 3)
         assert three.state("I")[0] == 0
@@ -434,7 +434,7 @@ class TestSource:
         copying.until("B", 2)
         assert copying.state("A")[0] == copying.state("B")[0] == 2
 
-    def test_an_origin_that_was_made_anew(self, three: Copying) -> None:
+    def test_an_upstream_that_was_created_again(self, three: Copying) -> None:
         """Vector 14."""
         three.made("A", sources=[{"name": f"{three.name}O"}])
         three.until("A", 3)
@@ -445,7 +445,7 @@ class TestSource:
         assert three.data("A") == ["a", "b", "c", "d"]
         assert three.info("A")["sources"][0]["seq"] == 1
 
-    def test_a_missing_origin_is_told(self, copying: Copying) -> None:
+    def test_a_missing_upstream_is_reported(self, copying: Copying) -> None:
         """Vector 12."""
         copying.made("A", sources=[{"name": f"{copying.name}O"}])
         shown = eventually(lambda: copying.info("A")["sources"][0].get("error"))
@@ -488,7 +488,7 @@ class TestWorkQueueOrigin:
 
 class TestRestart:
     @pytest.mark.parametrize("crash", [False, True])
-    def test_goes_on_where_it_was(
+    def test_it_continues_where_it_was(
         self, name: str, launch: Launch, connect: Callable[..., Client], crash: bool
     ) -> None:
         """Vector 16."""

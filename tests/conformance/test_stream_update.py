@@ -92,7 +92,7 @@ def test_onto_the_subjects_of_another(client: Client, make_stream: Make, name: s
     assert error_of(client.api(f"STREAM.UPDATE.{name}b", config))[0] == 10065
 
 
-def test_subjects_are_bound_anew(client: Client, make_stream: Make, name: str) -> None:
+def test_subjects_are_bound_again(client: Client, make_stream: Make, name: str) -> None:
     make_stream()
     assert client.store(f"{name}.a")["seq"] == 1
     client.api(f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}x.b"]})

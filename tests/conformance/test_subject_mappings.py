@@ -69,7 +69,7 @@ def test_a_mapping_may_use_partition(server: Server, connect: Connect, listener:
     assert subject in {f"fn.{number}.key" for number in range(3)}
 
 
-def test_those_who_listen_for_the_old_subject_hear_nothing(server: Server, connect: Connect) -> None:
+def test_subscribers_of_the_old_subject_receive_nothing(server: Server, connect: Connect) -> None:
     client, publisher = connect(server), connect(server)
     sid = client.subscribe("plain")
     client.flush()

@@ -483,7 +483,7 @@ class TestWhoMayCome:
         with Raw(server) as raw:
             assert raw.socket.recv(10) == b""
 
-    def test_without_tls_it_has_to_be_said(self, launch: Launch) -> None:
+    def test_plain_text_must_be_configured(self, launch: Launch) -> None:
         with pytest.raises(RuntimeError, match=r"(?i)tls"):
             launch(Setup(config="websocket { port: -1 }", jetstream=False))
 

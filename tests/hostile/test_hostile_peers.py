@@ -57,7 +57,9 @@ async def test_silent_strangers_are_cut_and_cost_little(stage: Scene, bystander:
     assert taken / 300 < STRANGER_BYTES_MAX
 
 
-async def test_strangers_who_begin_a_long_greeting_cost_little(stage: Scene, bystander: Bystander) -> None:
+async def test_unauthenticated_clients_with_a_long_connect_cost_little(
+    stage: Scene, bystander: Bystander
+) -> None:
     attack = asyncio.ensure_future(attacks.silent(stage, 100, b"CONNECT {" + b" " * 60_000))
     assert await bystander.while_(attack) < P99_S_MAX
     lasted, heard, taken = attack.result()
@@ -96,7 +98,9 @@ async def test_what_is_malformed_meets_the_right_error(stage: Scene, bystander: 
         )
 
 
-async def test_those_who_read_are_served_beside_those_who_do_not(stage: Scene, bystander: Bystander) -> None:
+async def test_clients_that_read_are_served_although_others_do_not(
+    stage: Scene, bystander: Bystander
+) -> None:
     before = stage.memory()
     attack = asyncio.ensure_future(attacks.slow_readers(stage, 20, 20, 64 * KIB, 12 * KIB * KIB))
     assert await bystander.while_(attack) < P99_S_MAX

@@ -74,7 +74,7 @@ async def test_what_is_not_allowed_is_not_published(stage: Scene) -> None:
         each.close()
 
 
-async def test_what_is_not_allowed_is_not_heard(stage: Scene) -> None:
+async def test_denied_messages_are_not_delivered(stage: Scene) -> None:
     speaker = await Peer.dial(stage.port, GOOD)
     peer = await Peer.dial(stage.port, NARROW)
     for number, subject in enumerate(FORBIDDEN_TO_HEAR):

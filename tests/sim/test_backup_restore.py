@@ -346,7 +346,7 @@ def test_a_start_with_the_last_of_each_subject_goes_on() -> None:
 
 
 class TestSending:
-    def test_publishers_go_on_meanwhile(self) -> None:
+    def test_publishers_continue_meanwhile(self) -> None:
         """Messages stored after the start are not in the backup, nor those removed before they are read."""
         box = start()
         client = filled(box, count=600)

@@ -51,7 +51,7 @@ def test_what_is_acknowledged_survives(outcome: Outcome) -> None:
     assert again.client().api("STREAM.INFO.F")["state"]["messages"] >= told
 
 
-def test_nothing_is_said_before_it_is_durable() -> None:
+def test_nothing_is_sent_before_it_is_durable() -> None:
     box = start()
     client = stream(box)
     for position in range(1, 6):

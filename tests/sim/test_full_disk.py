@@ -32,7 +32,7 @@ def fill_disk(broker: SimBroker) -> None:
     broker.store.update_space()
 
 
-def test_while_a_frame_waits_for_room_others_are_refused_at_once_and_then_all_go_on() -> None:
+def test_while_a_frame_waits_for_space_others_are_refused_and_then_all_continue() -> None:
     broker = start()
     broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"])
     broker.advance(SECOND)

@@ -345,7 +345,7 @@ def test_migration_of_a_queue(kind: str, retention: str) -> None:
     assert len(broker.call("CONSUMER.NAMES.O")["consumers"]) == 1
 
 
-def test_a_position_that_is_missing_is_told_by_the_copies() -> None:
+def test_a_missing_position_is_derived_from_the_copies() -> None:
     """A restored stream has this state: a backup contains messages but no source positions."""
     broker = started()
     broker.call("STREAM.CREATE.O", name="O", subjects=["o.>"])

@@ -38,7 +38,7 @@ def test_a_rotten_last_message_stops_no_start() -> None:
     assert again.replies[number].json["seq"] == 2
 
 
-def test_after_a_failed_sync_everybody_is_told() -> None:
+def test_after_a_failed_sync_all_clients_get_an_error() -> None:
     broker = start()
     broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"])
     broker.call("STREAM.CREATE.M", name="M", subjects=["m.>"], storage="memory", allow_atomic=True)

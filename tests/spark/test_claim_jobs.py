@@ -273,7 +273,7 @@ def test_a_domain_is_refused_where_claims_are_collected(spark: SparkSession, con
         jobs.claims_collect(spark, {"servers": "nats://127.0.0.1:1", "domain": "hub"}, config=config)
 
 
-def test_lives_of_claims_are_told(
+def test_the_life_of_each_claim_is_reported(
     ours: Broker,
     spark: SparkSession,
     pipeline: Callable[..., str],

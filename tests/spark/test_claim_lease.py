@@ -62,7 +62,7 @@ def lease(server: Server) -> Iterator[ClaimReaderLease]:
 
 
 @pytest.mark.parametrize("refusal", [StreamError("insufficient resources"), ConnectionFailed("away")])
-def test_who_cannot_take_it_now_is_told_again(
+def test_a_rejected_lease_is_written_again(
     server: Server, lease: ClaimReaderLease, refusal: Exception
 ) -> None:
     server.refusal = refusal
@@ -84,7 +84,9 @@ def test_the_registry_may_come_later(
     assert server.told == [5] * 4  # reported once when it exists, not again
 
 
-def test_before_each_position_it_is_asked_anew(server: Server, lease: ClaimReaderLease) -> None:
+def test_a_missing_registry_is_checked_again_for_each_position(
+    server: Server, lease: ClaimReaderLease
+) -> None:
     server.claimless = 1
     lease.extend(LeaseRange(5, 1))
     lease.extend(LeaseRange(5, 1))
@@ -92,7 +94,7 @@ def test_before_each_position_it_is_asked_anew(server: Server, lease: ClaimReade
     assert server.told == [5, 5]
 
 
-def test_who_may_not_say_what_it_reads_does_not_try_again(server: Server, lease: ClaimReaderLease) -> None:
+def test_a_lease_without_permission_is_not_retried(server: Server, lease: ClaimReaderLease) -> None:
     server.refusal = ServerRejected("permissions violation")
     lease.extend(LeaseRange(5, 1))
     lease.extend(LeaseRange(6, 1))

@@ -73,7 +73,7 @@ def values(broker: Broker, name: str, **options: str) -> dict[str, tuple[int, by
     return {row["key"]: (row["revision"], row["value"]) for row in rows}
 
 
-def test_a_table_ends_where_it_is_told_to(broker: Broker, name: str) -> None:
+def test_a_table_ends_at_its_ending(broker: Broker, name: str) -> None:
     bucket(broker, name, 10)
     broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"1"), (f"$KV.{name}.b", b"", b"2")])
     middle = datetime.now(UTC).isoformat()

@@ -82,7 +82,7 @@ def test_messages_that_are_gone_end_no_range(broker: Broker, name: str, behind: 
     assert numbers(late) == [n for n in range(40, 100) if n not in (40, 41, 59, 98, 99)]
 
 
-def test_direct_gets_go_on_once_it_has_caught_up(broker: Broker, name: str, behind: Behind) -> None:
+def test_direct_gets_continue_once_it_has_caught_up(broker: Broker, name: str, behind: Behind) -> None:
     behind.answers_max = 2
     assert numbers(reader(broker.url, name, domain=DOMAIN)) == list(range(100))
 

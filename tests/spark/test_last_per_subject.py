@@ -50,7 +50,7 @@ def test_a_table_has_the_last_message_of_each_subject(
     assert [(row.seq, row.data) for row in some] == [(1508, b"1507")]
 
 
-def test_a_stream_goes_on_behind_it_and_a_repeated_batch_is_the_same(
+def test_a_stream_continues_and_a_repeated_batch_is_the_same(
     way: tuple[Broker, dict[str, str]], name: str, begun: Begun[JetStreamMicroBatchReader]
 ) -> None:
     broker, path = way

@@ -77,9 +77,7 @@ def test_available_now_reads_in_limited_batches_and_goes_on_later(landing: Landi
     assert compute_lag(query.recentProgress[-1]) == {stream: 0}
 
 
-def test_new_messages_come_by_themselves_and_the_lag_is_told(
-    our_landing: Landing, spark: SparkSession
-) -> None:
+def test_new_messages_are_read_and_the_lag_is_reported(our_landing: Landing, spark: SparkSession) -> None:
     landing = our_landing
     broker, stream = landing.broker, landing.stream
     broker.create(stream)

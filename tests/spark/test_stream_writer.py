@@ -368,7 +368,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("options", "columns", "words"), BAD, ids=[words[:30] for *_, words in BAD])
-def test_what_is_wrong_is_said_before_anything_is_written(
+def test_errors_are_reported_before_anything_is_written(
     ours: Broker, spark: SparkSession, options: dict[str, Any], columns: str, words: str
 ) -> None:
     frame = spark.sql(f"select {columns} from (select 'STAYS.x' as subject, 'x' as data)")

@@ -303,7 +303,7 @@ def test_a_frame_with_such_lengths_is_refused(twin: str, lengths: bytes) -> None
             module("reply_scanner", twin).ReplyScanner(b"I").scan(frame(lengths, rest))
 
 
-def test_a_frame_whose_lengths_are_under_way_is_waited_for(twin: str) -> None:
+def test_the_parser_waits_for_the_rest_of_a_frame_header(twin: str) -> None:
     for lengths in (b"", b"1", b"10 ", b"10 20", b"10 20\r", b"123456789012345678 99999"[:23]):
         frames = module("reply_scanner", twin).ReplyScanner(b"I")
         assert frames.scan(frame(lengths)) is False

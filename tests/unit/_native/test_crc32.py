@@ -30,7 +30,7 @@ def test_checksums_of_large_buffers_match_zlib(kernel: Any, size: int) -> None:
     assert kernel.crc32(b"\xff" * size) == zlib.crc32(b"\xff" * size)
 
 
-def test_it_goes_on_from_what_came_before(kernel: Any) -> None:
+def test_a_checksum_continues_an_earlier_one(kernel: Any) -> None:
     data = random.Random(2).randbytes(10_000)
     for cut in (0, 1, 255, 256, 257, 5_000, 9_999, 10_000):
         for start in (0, 1, 0xFFFFFFFF, 0x12345678):

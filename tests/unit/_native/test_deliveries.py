@@ -70,7 +70,7 @@ def test_what_lies_elsewhere_is_left(kernel: Any) -> None:
     assert run(kernel, [[one]], [record(4)], [3])[0] == 0
 
 
-def test_headers_go_to_those_who_want_them(kernel: Any) -> None:
+def test_headers_go_to_clients_that_want_them(kernel: Any) -> None:
     wants, plain = receiver(), receiver(b"7", headers=False)
     block = b"NATS/1.0\r\nA: b\r\n\r\n"
     run(kernel, [[wants, plain]], [record(1, header=block)], [1])

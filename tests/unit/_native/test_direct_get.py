@@ -90,7 +90,7 @@ def test_a_run_counts_down_and_points_back(kernel: Any) -> None:
     ]
 
 
-def test_a_run_goes_on_where_the_last_one_ended(kernel: Any) -> None:
+def test_a_run_continues_where_the_last_one_ended(kernel: Any) -> None:
     parcels, sent = run(kernel, [record(5)], [2, 5], at=1, pending=0, last=2)
     assert sent[0] == 1
     assert parcels[0][2].endswith(batch(0, 2) + b"\r\n")

@@ -39,7 +39,7 @@ def test_delivery_to_another(desk: Desk) -> None:
     assert desk.hub.dirty[-1] is one.session
 
 
-def test_headers_only_to_those_who_want_them(desk: Desk) -> None:
+def test_headers_go_only_to_clients_that_want_them(desk: Desk) -> None:
     one, two = desk.client(), desk.client(b'CONNECT {"verbose":false}\r\n')
     two.say(b"SUB a 2\r\n")
     assert one.say(b"SUB a 1\r\nHPUB a r 12 014\r\nNATS/1.0\r\n\r\nhi\r\n") == (

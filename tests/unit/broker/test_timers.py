@@ -57,7 +57,7 @@ def test_what_is_asked_for_meanwhile_happens_if_due() -> None:
     assert seen == ["a", "b"]
 
 
-def test_the_shell_hears_of_an_earlier_deadline() -> None:
+def test_the_loop_is_notified_of_an_earlier_deadline() -> None:
     timers, calls = Timers(Hands()), list[int]()
     timers.on_earlier_deadline = lambda: calls.append(1)
     timers.at_wall_time(2000, lambda: None)
@@ -96,7 +96,7 @@ def test_a_clock_that_is_set_back_holds_up_nothing_but_dates() -> None:
     assert timers.now_ns() == 1620
 
 
-def test_who_measures_time_otherwise_knows_that_it_has_passed() -> None:
+def test_a_caller_can_report_that_time_has_passed() -> None:
     second = 1_000_000_000
     clock = Hands()
     timers, seen = Timers(clock), list[int]()

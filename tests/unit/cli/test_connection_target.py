@@ -65,13 +65,13 @@ def test_flags_come_first() -> None:
     assert (target.server, target.user, target.timeout) == ("nats://lab:2", "eve", 1.5)
 
 
-def test_several_servers_and_no_passwords_in_what_is_said() -> None:
+def test_several_servers_and_no_passwords_in_messages() -> None:
     target = resolve_target({"server": "nats://a:pw@one:1, nats://two:2"}, {})
     assert target.servers == ["nats://a:pw@one:1", "nats://two:2"]
     assert target.display_urls == "one:1, nats://two:2"
 
 
-def test_a_missing_or_broken_context_is_said(folder: Path) -> None:
+def test_the_error_names_a_missing_or_broken_context(folder: Path) -> None:
     with pytest.raises(CliError, match="context ls"):
         resolve_target({"context": "none"}, {})
     with pytest.raises(CliError, match="invalid context name"):

@@ -47,7 +47,7 @@ async def test_a_request_shows_the_answer(headrace_url: str) -> None:
         (["pub", "a", "x", "-H", "wrong"], 2, "invalid header"),
     ],
 )
-def test_what_goes_wrong_is_said(
+def test_errors_are_reported(
     arguments: list[str], code: int, word: str, headrace_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "-s", headrace_url]) == code
@@ -56,7 +56,7 @@ def test_what_goes_wrong_is_said(
     assert "Traceback" not in shown
 
 
-def test_no_server_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_error_says_that_there_is_no_server(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["pub", "a", "x", "-s", "nats://127.0.0.1:1"]) == 5
     shown = capfd.readouterr().err
     assert "headrace: " in shown

@@ -56,7 +56,7 @@ def test_tables_in_pipes_are_plain_columns(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("answer", ["y\n", "YES\n"])
-def test_a_confirmed_question_goes_on(answer: str, asked: Callable[[str], None]) -> None:
+def test_a_confirmed_question_continues(answer: str, asked: Callable[[str], None]) -> None:
     asked(answer)
     output.confirm("Sure?", force=False)
 

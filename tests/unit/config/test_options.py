@@ -68,7 +68,7 @@ def test_contradictions_are_explained(settings: dict[str, object], word: str) ->
         {"host": "0.0.0.0", "tls_cert": "c", "tls_key": "k", "tls_ca": "a", "tls_verify": True},
     ],
 )
-def test_a_listener_elsewhere_needs_somebody_who_checks(settings: dict[str, object]) -> None:
+def test_other_addresses_need_authentication(settings: dict[str, object]) -> None:
     from_keywords(**settings).check()
 
 
@@ -77,7 +77,7 @@ def test_an_unknown_name_is_named() -> None:
         from_keywords(prot=1)
 
 
-def test_monitoring_stays_here_unless_told_otherwise() -> None:
+def test_monitoring_listens_on_loopback_by_default() -> None:
     assert ServerOptions(host="0.0.0.0", token="t").monitoring_host == "127.0.0.1"
     assert ServerOptions(host="0.0.0.0", token="t", http_host="10.0.0.1").monitoring_host == "127.0.0.1"
     assert ServerOptions(host="0.0.0.0", allow_remote_without_auth=True).monitoring_host == "0.0.0.0"

@@ -98,7 +98,7 @@ def test_round_trip_times_of_compression() -> None:
         "leafnodes { tls { unknown: 1 } }",
     ],
 )
-def test_mistakes_are_told(text: str) -> None:
+def test_mistakes_are_reported(text: str) -> None:
     with pytest.raises(ConfigFileError):
         read(text)
 
@@ -119,7 +119,7 @@ def test_contradictions_are_refused(text: str) -> None:
         read(text)[0].check()
 
 
-def test_strangers_may_dial_in_where_somebody_decided_so() -> None:
+def test_leafnodes_without_credentials_need_allow_insecure() -> None:
     for more in ("allow_insecure: true", "authorization { user: a, password: b }"):
         read(f"leafnodes {{ listen: '0.0.0.0:1' }}\n{more}")[0].check()
     read("leafnodes { listen: '0.0.0.0:1', authorization { user: a, password: b } }")[0].check()

@@ -93,7 +93,7 @@ async def test_metrics_are_prometheus_text(site: Site) -> None:
     assert len(names) == len(set(names))
 
 
-async def test_expiry_is_counted_and_told(site: Site) -> None:
+async def test_expiry_is_counted_and_reported(site: Site) -> None:
     await site.server.advance("61s")
     shown = await site.json("/headrace/overview")
     assert shown["streams"][0]["expired"] == 5

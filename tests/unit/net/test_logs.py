@@ -85,7 +85,7 @@ def test_what_is_no_secret_stays() -> None:
     assert redact(text) == text
 
 
-def test_reopen_goes_on_in_a_new_file(tmp_path: Path) -> None:
+def test_reopen_continues_in_a_new_file(tmp_path: Path) -> None:
     file, moved = tmp_path / "log", tmp_path / "log.1"
     log = QueuedLogger(ServerOptions(log_file=str(file), log_time=False))
     log.info("before")

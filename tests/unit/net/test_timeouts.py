@@ -26,14 +26,14 @@ async def start() -> AsyncIterator[Start]:
 
 
 class TestPings:
-    async def test_who_does_not_answer_is_stale(self, start: Start) -> None:
+    async def test_a_client_that_does_not_reply_is_stale(self, start: Start) -> None:
         listener = await start(ping_interval_s=0.05)
         wire = await Wire.dial(listener)
         assert await wire.rest() == b"PING\r\nPING\r\n-ERR 'Stale Connection'\r\n"
         assert listener.registry.stale_connections == 1
         await wire.close()
 
-    async def test_who_answers_stays(self, start: Start) -> None:
+    async def test_a_client_that_replies_to_pings_stays_connected(self, start: Start) -> None:
         """Replies more often than the limit; a pause of the machine costs one of its replies, not all."""
         listener = await start(ping_interval_s=0.05, ping_max=8)
         wire = await Wire.dial(listener)
@@ -42,12 +42,12 @@ class TestPings:
             wire.send(b"PONG\r\n")
         await wire.close()
 
-    async def test_who_never_says_anything_is_stale_too(self, start: Start) -> None:
+    async def test_a_client_that_never_sends_is_stale_too(self, start: Start) -> None:
         wire = await Wire.dial(await start(ping_interval_s=0.05), b"")
         assert await wire.rest() == b"PING\r\nPING\r\n-ERR 'Stale Connection'\r\n"
         await wire.close()
 
-    async def test_who_is_active_is_not_asked_again(self, start: Start) -> None:
+    async def test_an_active_client_gets_no_ping(self, start: Start) -> None:
         listener = await start(ping_interval_s=0.2)
         wire = await Wire.dial(listener)
         assert await wire.line() == b"PING\r\n"

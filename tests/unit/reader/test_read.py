@@ -94,7 +94,7 @@ def test_a_time_without_a_zone_is_refused(source):
         headrace.read(source, "S", pin="p1", start=datetime(2026, 1, 1))
 
 
-def test_wrong_stream_or_pin_is_said(source):
+def test_the_error_names_an_unknown_stream_or_pin(source):
     with pytest.raises(StoreError, match="pin p1 belongs to stream S"):
         headrace.read(source, "T", pin="p1")
     with pytest.raises(StoreError, match="no pin p2"):

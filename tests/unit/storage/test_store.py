@@ -569,7 +569,7 @@ def test_damage_is_not_left_to_the_next_stream_of_that_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ident", [True, False])
-def test_what_was_lost_is_said_after_every_restart(tmp_path: Path, ident: bool) -> None:
+def test_losses_are_reported_after_every_restart(tmp_path: Path, ident: bool) -> None:
     """Also if an older version recorded it, by the stream's name alone."""
     killed_with_a_bad_last_frame(tmp_path)
     with opened(tmp_path) as store:

@@ -65,7 +65,7 @@ def test_one_answer_and_nothing_is_left() -> None:
     assert not world.a.router.has_interest(reply)
 
 
-def test_nobody_there_and_nothing_is_left() -> None:
+def test_no_subscriber_and_nothing_is_left() -> None:
     world = World()
     world.a.router.unsubscribe_internal(b"svc.*", world.service)
     assert world.b.router.publish(b"ask.x", b"inbox", b"", b"?") == 0

@@ -5,7 +5,7 @@ import pytest
 from headrace.broker import Permissions
 
 
-def test_nothing_said_allows_everything() -> None:
+def test_no_rules_allow_everything() -> None:
     rules = Permissions()
     assert rules.may_publish(b"a")
     assert rules.may_subscribe(b">", None)

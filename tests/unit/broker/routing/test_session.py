@@ -51,7 +51,7 @@ def test_connect_options_are_checked(desk: Desk, args: bytes, answer: bytes) -> 
     assert desk.client(b"").say(b"CONNECT " + args + b"\r\n") == answer
 
 
-def test_who_is_not_let_in(desk: Desk) -> None:
+def test_rejected_connections(desk: Desk) -> None:
     client = desk.client(b"", ready=False)
     client.owner.identity = None
     assert client.say(b'CONNECT {"USER":"x"}\r\n') == UNAUTHORIZED
@@ -69,7 +69,9 @@ def test_a_second_connect_starts_over(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-def test_who_leaves_is_gone_at_once_and_lets_go_by_and_by(desk: Desk, sliced: bool) -> None:
+def test_a_client_that_disconnects_is_removed_at_once_and_its_subscriptions_in_slices(
+    desk: Desk, sliced: bool
+) -> None:
     turns: list[Callable[[], None]] = []
     desk.hub.set_wakeup(None, turns.append if sliced else None)
     told: list[bytes] = []

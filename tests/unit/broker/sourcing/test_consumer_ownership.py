@@ -26,14 +26,14 @@ def test_a_stream_owns_what_its_server_made_for_it() -> None:
     assert not MINE.owns(MINE._replace(server="", domain="OLD"))
 
 
-def test_an_heir_waits_until_nobody_listens() -> None:
+def test_a_successor_waits_until_there_is_no_subscriber() -> None:
     before = MINE._replace(server="s0")
     assert MINE.may_take_over_from(before, is_bound=False)
     assert not MINE.may_take_over_from(before, is_bound=True)
     assert not MINE.may_take_over_from(before._replace(stream="B"), is_bound=False)
 
 
-def test_the_error_says_who_and_what_to_do() -> None:
+def test_the_error_names_the_owner_and_what_to_do() -> None:
     error = consumer_in_use_error("D", "O", MINE)
     assert error.err_code == 10013
     assert "stream 'A' of account $G in domain EDGE reads stream 'O' with consumer 'D'" in error.description

@@ -42,7 +42,7 @@ def test_sums_are_exact(steps: list[tuple[str, int]]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(NUMBERS, min_size=1, max_size=10))
-def test_a_copy_hears_values_and_counts_differences(values: list[int]) -> None:
+def test_a_copy_receives_values_and_adds_differences(values: list[int]) -> None:
     """Regardless of how many of the upstream's messages are missed or repeated."""
     broker = counting()
     totals = CounterTotals(broker.jetstream.streams["C"])
@@ -80,7 +80,7 @@ def test_a_copy_of_something_else_is_not_counted() -> None:
     assert refusal.value.err_code == 10172
 
 
-def test_a_client_cannot_say_what_was_heard() -> None:
+def test_a_client_cannot_forge_counter_sources() -> None:
     broker = counting()
     add(broker, 1, **{"Nats-Counter-Sources": "broken"})
     assert add(broker, 1)["val"] == "2"

@@ -28,7 +28,7 @@ def code(caught: pytest.ExceptionInfo[RequestError]) -> int:
     return caught.value.err_code
 
 
-def test_a_deliver_subject_changes_only_while_nobody_listens_to_the_old_one() -> None:
+def test_a_deliver_subject_changes_only_without_subscribers_of_the_old_one() -> None:
     old = settle(durable_name="C", name="C", deliver_subject="d")
     assert settle(others={"C": old}, durable_name="C", deliver_subject="e").deliver_subject == "e"
     with pytest.raises(RequestError) as caught:

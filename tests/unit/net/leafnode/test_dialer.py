@@ -47,7 +47,9 @@ def dialling(remote: LeafnodeRemote) -> headrace.Server:
 
 
 @pytest.mark.parametrize(("scheme", "tls"), [("tls", None), ("nats-leaf", LeafnodeTlsOptions())])
-async def test_who_wants_tls_says_nothing_without(scheme: str, tls: LeafnodeTlsOptions | None) -> None:
+async def test_a_client_that_requires_tls_sends_nothing_without_it(
+    scheme: str, tls: LeafnodeTlsOptions | None
+) -> None:
     async with hub([]) as other:
         url = f"{scheme}://user:pw@127.0.0.1:{other.port}"
         async with dialling(LeafnodeRemote(urls=(url,), tls=tls)), asyncio.timeout(30):

@@ -41,7 +41,7 @@ async def greeting(port: int) -> dict[str, object]:
         ({"host": "127.0.0.1", "no_advertise": True}, []),
     ],
 )
-async def test_what_others_are_told(more: dict[str, object], urls: list[str]) -> None:
+async def test_urls_that_other_servers_receive(more: dict[str, object], urls: list[str]) -> None:
     async with Server(leafnodes=listening(**more)) as hub:
         info = await greeting(hub.leafnode_port)
         assert info["leafnode_urls"] == [url.format(port=hub.leafnode_port) for url in urls]

@@ -54,7 +54,7 @@ def test_an_empty_stream_has_an_empty_pin(opened):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_pins_keep_what_they_showed_while_the_store_goes_on(tmp_path, seed):
+def test_pins_do_not_change_while_the_store_does(tmp_path, seed):
     opened = Opened(tmp_path, seed)
     held = []
     for _ in range(60):

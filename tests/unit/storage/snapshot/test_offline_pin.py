@@ -67,7 +67,7 @@ def test_a_store_in_use_is_not_read_behind_its_owners_back(filled, tmp_path):
     filled.close()
 
 
-def test_an_unknown_stream_is_said_with_those_that_exist(filled, tmp_path):
+def test_the_error_for_an_unknown_stream_lists_those_that_exist(filled, tmp_path):
     filled.close()
     with pytest.raises(StoreError, match=r"no stream T .* its streams: S"):
         headrace.read(tmp_path, "T")
