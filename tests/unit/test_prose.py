@@ -43,7 +43,7 @@ BANNED = {
     r"(?:^|[.:] )Who (?!am I)\w+": "name the actor: 'A client that ...'",
     r"\b(?:is|are|was|were) waited for\b": "the client waits for ...",
     r"#:? *So (?:many|much|long|often)\b|\bso many(?: of)?$": "Maximum number of ..., Number of ...",
-    r"\b[Tt]he places where work enters\b|\bplays with\b": "name the functions",
+    r"\bplaces where work enters\b|\bplays with\b": "name the functions",
     r"\b(?:go|goes|went) on (?:meanwhile|with it|again)\b|\bthey go on\b": "continue",
     r"\bwhom\b|\bnone the worse\b|\bno defect\b|\bgrew tired\b": "name the actor, say what happens",
     r'"""Until ': "Wait until ...",
