@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [
     *sorted((ROOT / "src" / "headrace").rglob("*.py")),
     *sorted((ROOT / "src").rglob("*.pyx")),
-    *sorted((ROOT / "tests").rglob("*.py")),
+    *sorted(path for path in (ROOT / "tests").rglob("*.py") if "node_modules" not in path.parts),
     *sorted((ROOT / "bench").rglob("*.py")),
 ]
 PAGES = [
@@ -22,7 +22,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "tests").rglob("*.md")),
+    *sorted(path for path in (ROOT / "tests").rglob("*.md") if "node_modules" not in path.parts),
 ]
 
 #: Pattern -> what to write instead.
