@@ -15,8 +15,9 @@ from headrace.testing import HostedServer
 def test_a_test_without_an_event_loop(headrace_server: HostedServer) -> None:
     async def publish() -> None:
         client = await nats.connect(headrace_server.url)
+        messages = await client.subscribe("a")
         await client.publish("a", b"1")
-        await client.flush()
+        await messages.next_msg(20)  # not `flush`: nats-py may send its PING before the message
         await client.close()
 
     asyncio.run(publish())
