@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from natspy import Outcomes, read, show
 
-from conformance.servers import OURS, REFERENCE, Server, Setup
+from conformance.servers import NATS_SERVER, OURS, Server, Setup
 
 FOLDERS = ("faststream", "tests", "docs/docs_src", "examples", "pyproject.toml")
 SUITES = ("tests/brokers/nats", "tests/docs/nats", "tests/asgi/nats", "tests/asyncapi/nats")
@@ -46,7 +46,7 @@ def export(suite: Path, folder: Path) -> None:
 
 def run(suite: Path, python: str, server: str, expression: str, timeout_s: int) -> Outcomes:
     """Return the outcome of each test: passed, failed or skipped."""
-    kind = OURS if server == "ours" else REFERENCE
+    kind = OURS if server == "ours" else NATS_SERVER
     with tempfile.TemporaryDirectory(prefix="faststream-") as temporary:
         folder = Path(temporary)
         export(suite, folder)

@@ -27,8 +27,8 @@ from stalls_data import (
     CONFIG_FILE,
     MARGIN_S,
     MILLION,
-    PATIENCE_S,
     ROWS,
+    TIMEOUT_S,
     Client,
     Row,
     fill,
@@ -351,7 +351,7 @@ def measure(command: str, each: Row, scale: float) -> dict[str, float]:
     server = Server(f"{command} -m {{http}} -c {{dir}}/{CONFIG_FILE}", files={CONFIG_FILE: config})
     try:
         connection = Client(server)
-        connection.socket.settimeout(PATIENCE_S)
+        connection.socket.settimeout(TIMEOUT_S)
         connection.stream("BESIDE", storage="memory")
         steps = each.run(connection, scale)
         next(steps)

@@ -14,7 +14,7 @@ from load import CHUNK, Connection, publication, pump
 from perf import Server
 
 MILLION = 1_000_000
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 #: Waits count from this long before the operation until this long after it.
 MARGIN_S = 0.5
 CONFIG_FILE = "server.conf"
@@ -35,7 +35,7 @@ class Client(Connection):
     def get_page(self, path: str) -> bytes:
         """Return a page of the monitor."""
         with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.server.http_port}{path}", timeout=PATIENCE_S
+            f"http://127.0.0.1:{self.server.http_port}{path}", timeout=TIMEOUT_S
         ) as page:
             body: bytes = page.read()
             return body
@@ -88,12 +88,12 @@ def fill(connection: Connection, subjects: list[bytes], size: int = 100, headers
 
 
 def info(connection: Connection, name: str = "BIG") -> dict[str, Any]:
-    state: dict[str, Any] = connection.api(f"STREAM.INFO.{name}", timeout_s=PATIENCE_S)["state"]
+    state: dict[str, Any] = connection.api(f"STREAM.INFO.{name}", timeout_s=TIMEOUT_S)["state"]
     return state
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, "the operation did not finish"
         time.sleep(0.05)
@@ -106,7 +106,7 @@ def keys(count: int, times: int = 1) -> list[bytes]:
 
 def update(connection: Connection, **config: Any) -> None:
     body = {"name": "BIG", "subjects": ["BIG.>"], **config}
-    connection.api("STREAM.UPDATE.BIG", body, timeout_s=PATIENCE_S)
+    connection.api("STREAM.UPDATE.BIG", body, timeout_s=TIMEOUT_S)
 
 
 def scaled(count: int, scale: float) -> int:

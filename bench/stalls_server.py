@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from load import CONNECT, Connection, publication, repeat
-from stalls_data import MILLION, PATIENCE_S, Client, fill, info, keys, row, scaled, wait_until
+from stalls_data import MILLION, TIMEOUT_S, Client, fill, info, keys, row, scaled, wait_until
 
 RULES = 1_000
 USERS = 5_000
@@ -30,16 +30,16 @@ def restore(c: Client, scale: float) -> Iterator[None]:
     fill(c, keys(1000, count // 1000))
     receiver, chunks = Connection(port_of(c)), []
     receiver.subscribe(b"backup.data")
-    config = c.api("STREAM.SNAPSHOT.BIG", {"deliver_subject": "backup.data"}, timeout_s=PATIENCE_S)["config"]
+    config = c.api("STREAM.SNAPSHOT.BIG", {"deliver_subject": "backup.data"}, timeout_s=TIMEOUT_S)["config"]
     while not chunks or chunks[-1]:
         _, reply, _, payload = receiver.message()
         chunks.append(payload)
         if reply:
             receiver.socket.sendall(b"PUB %s 0\r\n\r\n" % reply)
     receiver.close()
-    c.api("STREAM.DELETE.BIG", timeout_s=PATIENCE_S)
+    c.api("STREAM.DELETE.BIG", timeout_s=TIMEOUT_S)
     yield
-    subject = c.api("STREAM.RESTORE.BIG", {"config": config}, timeout_s=PATIENCE_S)["deliver_subject"]
+    subject = c.api("STREAM.RESTORE.BIG", {"config": config}, timeout_s=TIMEOUT_S)["deliver_subject"]
     for chunk in chunks:
         c.request(subject.encode(), chunk)
     assert info(c)["messages"] == count

@@ -282,9 +282,8 @@ class Server:
 
     def count_ended(self) -> int:
         """Return how many connections, consumers and streams have ended since the start."""
-        registry = self.listener.registry
-        ended = registry.total_connections - len(registry.connections)
-        return ended + sum(jetstream.ended for jetstream in self.accounts.jetstreams())
+        ended_connections = self.listener.registry.count_ended()
+        return ended_connections + sum(jetstream.ended for jetstream in self.accounts.jetstreams())
 
     def _log_startup(self) -> None:
         log, options = self._log, self.options

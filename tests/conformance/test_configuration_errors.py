@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.servers import OURS, Server, Setup, reference_binary
+from conformance.servers import OURS, Server, Setup, nats_server_binary
 
 
 def _command(kind: str, *arguments: str) -> list[str]:
-    program = [sys.executable, "-m", "headrace", "serve"] if kind == OURS else [reference_binary()]
+    program = [sys.executable, "-m", "headrace", "serve"] if kind == OURS else [nats_server_binary()]
     return [*program, *arguments]
 
 

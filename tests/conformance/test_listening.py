@@ -15,7 +15,7 @@ import pytest
 
 from conformance.client import Client
 from conformance.consumer_client import eventually
-from conformance.servers import OURS, reference_binary
+from conformance.servers import OURS, nats_server_binary
 from support.ports import free_port
 
 pytestmark = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
@@ -40,7 +40,7 @@ def ports(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
     path.write_text(text)
     # Without `allow_insecure` the monitoring port, which needs no password, is on loopback only.
     ours = [sys.executable, "-m", "headrace", "serve", "--allow_insecure"]
-    program = ours if kind == OURS else [reference_binary()]
+    program = ours if kind == OURS else [nats_server_binary()]
     with log.open("wb") as output, subprocess.Popen([*program, "-c", str(path)], stderr=output) as process:
         try:
             eventually(lambda: "Server is ready" in log.read_text())
@@ -63,7 +63,7 @@ def test_both_protocols_reach_every_port(ports: dict[str, int], address: str) ->
 
 def test_a_port_in_use_is_an_error(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
-        program = [sys.executable, "-m", "headrace", "serve"] if kind == OURS else [reference_binary()]
+        program = [sys.executable, "-m", "headrace", "serve"] if kind == OURS else [nats_server_binary()]
         users = tmp_path / "server.conf"
         users.write_text("authorization { users: [{user: u, password: p}] }")
         command = [*program, "-c", str(users), "-a", "0.0.0.0", "-p", str(taken.getsockname()[1])]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.client import Client
-from conformance.servers import REFERENCE, Server
+from conformance.servers import NATS_SERVER, Server
 from headrace.jetstream_api.subject_transform import BadTransform, check_transform, compile_transform
 
 SUBJECTS = ["foo.bar", "a-b.c", "-x-y--z-.12345", "1.22", "abcdefg.0", "é.ü"]

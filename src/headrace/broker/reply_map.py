@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PENDING_MAX = 65_536
 #: Deadlines of replies that came are removed when there are this many more than replies expected.
 _STALE_DEADLINES_MAX = 4096
-#: So many overdue replies are removed at a time, so that other clients do not wait long.
+#: Maximum number of overdue replies that are removed at a time, so that other clients do not wait long.
 _EXPIRED_AT_ONCE = 500
 _ACK = b"$JS.ACK."
 _ALPHABET = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

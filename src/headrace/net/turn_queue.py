@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-#: So long may the calls of one queue take in one turn.
+#: The time that may the calls of one queue take in one turn.
 SLICE_S = 0.002
 
 

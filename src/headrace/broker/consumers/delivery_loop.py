@@ -31,7 +31,7 @@ LOOKAHEAD_MIN, LOOKAHEAD_MAX = 1024, 1 << 20
 MESSAGE_OVERHEAD = 64
 #: The same for a message that the compiled core does not encode: it costs more time, whatever its size.
 SINGLE_OVERHEAD = 4096
-#: So many messages are delivered to a receiver inside the server at a time; it stores each of them.
+#: Maximum number of messages that a receiver inside the server gets at a time; it stores each of them.
 INTERNAL_RUN_MAX = 128
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.broker.timers import TimerHandle, Timers
     from headrace.storage import Store
 
-#: So many pins may exist in an account: each keeps files that the store would otherwise remove.
+#: Maximum number of pins in an account: each keeps files that the store would otherwise remove.
 LEASES_MAX = 1000
 
 

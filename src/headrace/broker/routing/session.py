@@ -28,7 +28,7 @@ SYSTEM_QUEUE = b"_sys_"
 DIGITS_MAX = 9
 UNAUTHORIZED = "Authorization Violation"
 
-#: So many different texts (names of client libraries, versions) are shared between sessions.
+#: Maximum number of texts (names of client libraries, versions) that sessions share.
 _SHARED_TEXTS_MAX = 1000
 _shared_texts: dict[str, str] = {}
 

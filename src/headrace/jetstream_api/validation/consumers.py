@@ -25,7 +25,7 @@ DEFAULT_INACTIVE_THRESHOLD = 5 * SECOND_NS
 # The three forms of the subject of a create request.
 EPHEMERAL, NAMED, DURABLE = "ephemeral", "named", "durable"
 
-#: So many consumers may a stream have if neither its configuration nor its account has a limit.
+#: Maximum number of consumers of a stream if neither its configuration nor its account has a limit.
 CONSUMERS_MAX_DEFAULT = 100_000
 
 

@@ -29,7 +29,7 @@ from headrace.storage.store import Store
 
 FOLDER = "pins"
 NS = 1_000_000_000
-#: So many segments are linked in one step: each takes about 0.1 ms, at most 0.3 ms.
+#: Number of segments that are linked in one step: each takes about 0.1 ms, at most 0.3 ms.
 SEGMENTS_PER_STEP = 32
 ATTEMPTS = 4
 
