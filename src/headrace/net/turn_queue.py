@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-#: The time that may the calls of one queue take in one turn.
+#: How long the calls of one queue may take in one turn.
 SLICE_S = 0.002
 
 
