@@ -3,7 +3,7 @@
 A collection of the oldest generation looks at every object: with 10,000 streams it stops all clients for more than
 100 ms. Here that generation stays small: its objects are collected in portions and then frozen, that is, excluded from
 later collections. Frozen objects are still freed by their reference counts. Only cycles among them are not, such as those
-of closed connections and deleted consumers, so all objects are collected again after many of those. See ADR 19.
+of closed connections and deleted consumers, so all objects are collected again after many of those. See ADR 22.
 """
 
 from __future__ import annotations

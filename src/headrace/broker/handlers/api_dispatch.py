@@ -4,8 +4,9 @@ A handler takes an `ApiRequest` and returns its encoded response, or raises a Re
 everything accepted so far, so it never refers to something that a crash could undo. See ADR 6.
 
 A request whose work grows with the data is handled in steps: its handler is a generator that yields between them and
-returns the response. One step runs per turn of the event loop. Requests that change something wait for it, in order, so
-that what a handler has checked stays true; requests that only read do not.
+returns the response. One step runs per turn of the event loop, and a step may yield a call that runs off the loop. Requests
+that change something wait for it, in order, so that what a handler has checked stays true; requests that only read do
+not. See ADR 22.
 """
 
 from __future__ import annotations
