@@ -17,7 +17,7 @@ from headrace.broker.metadata_compaction import MetadataCompaction
 from headrace.broker.sourcing.handover import make_key as handover_key
 from headrace.broker.sourcing.source_positions import make_key as origins_key
 from headrace.broker.stream import Stream
-from headrace.broker.streams.stream_metadata import StreamRecord, config_key, dedup_key
+from headrace.broker.streams.stream_metadata import StreamRecord, config_key, dedup_key, sweep_key
 from headrace.jetstream_api.configs import StreamConfig
 from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import subjects
@@ -102,8 +102,8 @@ class StreamRegistry:
         if kept_without_interest and config.retention == "interest":
             stream.consumer_set.recheck_interest()
         self._persist_config(stream)
+        stream.sourcing.configure(config)  # in the frame of the configuration: a crash leaves both or neither
         yield from self._iter_subscribe(stream)
-        stream.sourcing.configure(config)
         yield from stream.retention.iter_enforce()
 
     def iter_delete_stream(self, stream: Stream) -> Iterator[None]:
@@ -120,7 +120,13 @@ class StreamRegistry:
         self._quota.on_stream_added_or_removed()
         jetstream.event_history.drop_stream(stream.name)
         ident = stream.log.ident
-        for key in (config_key(ident), dedup_key(ident), origins_key(ident), handover_key(ident)):
+        for key in (
+            config_key(ident),
+            dedup_key(ident),
+            origins_key(ident),
+            handover_key(ident),
+            sweep_key(ident),
+        ):
             self._metadata.delete(key)
         self._store.delete(stream.log)
         jetstream.group_commit.schedule()

@@ -23,6 +23,7 @@ from headrace.broker.consumers.num_pending import PendingCounter
 from headrace.broker.consumers.pull_queue import PullQueue
 from headrace.broker.consumers.push_delivery import PushDelivery
 from headrace.broker.consumers.redelivery import Redelivery
+from headrace.broker.consumers.retention_interest import still_needed_mask
 from headrace.broker.consumers.stop_reason import StopReason
 from headrace.code_probes import sometimes
 from headrace.jetstream_api import advisories as events
@@ -193,8 +194,8 @@ class Consumer:
             self._storage.delete()
 
     def recover(self) -> None:
-        """After a restart, drop pending messages that left the stream, and redeliver those whose `ack_wait` is over."""
-        log, ack_state = self.log, self.ack_state
+        """After a restart, drop pending messages that left the stream, and remove messages that were acknowledged."""
+        stream, log, ack_state = self.stream, self.log, self.ack_state
         known = [*ack_state.pending, *ack_state.delivery_counts]
         self.redelivery.on_messages_removed(
             [seq for seq in known if log.find_next(None, seq) != seq], suppress_advisories=True
@@ -203,6 +204,12 @@ class Consumer:
             for seq in ack_state.find_without_deadline():
                 sometimes("ack wait expired while the server was down")
                 ack_state.enqueue(seq)
+        # Not needed for work queues: there, an acknowledged message left with its ack, and a skipped one was never
+        # delivered.
+        if stream.config.retention == "interest" and ack_state.next_seq > log.first_seq:
+            done = log.find_seqs(self.filter, log.first_seq, min(ack_state.next_seq - 1, log.last_seq))
+            sometimes("acked messages searched at startup")
+            self.consumer_set.mark_acked(done[~still_needed_mask(self, done)].tolist() if len(done) else [])
 
     def on_message(
         self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes

@@ -88,6 +88,7 @@ class ConsumerStream(Protocol):
     name_bytes: bytes
     created_ns: int
     clock: AccountClock
+    closed: bool
 
     @property
     def jetstream(self) -> ConsumerJetStream:

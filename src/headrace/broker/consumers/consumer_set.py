@@ -18,7 +18,6 @@ from headrace.broker.consumers.consumer import Consumer
 from headrace.broker.consumers.consumer_storage import load_consumers
 from headrace.broker.consumers.filter_index import FilterIndex
 from headrace.broker.consumers.interest_sweep import InterestSweep
-from headrace.code_probes import sometimes
 from headrace.jetstream_api import advisories as events
 from headrace.jetstream_api.configs import ConsumerConfig
 from headrace.storage import Filter
@@ -56,7 +55,7 @@ class ConsumerSet:
     def __init__(self, stream: ConsumerStream) -> None:
         self._stream = stream
         self._log = stream.log
-        self._jetstream = stream.jetstream
+        jetstream = self._jetstream = stream.jetstream
         self._visible = stream.consumers
         self.internal: dict[str, Consumer] = {}
         self.suppress_advisories = False
@@ -67,7 +66,7 @@ class ConsumerSet:
         self._closed: list[Consumer] = []
         self._dirty: dict[Consumer, None] = {}
         self._last_committed_seq = self._log.committed_seq
-        self._interest_sweep = InterestSweep(stream, self, self._filter_index)
+        self._interest_sweep = InterestSweep(stream, self, self._filter_index, jetstream.store.metadata)
 
     def __iter__(self) -> Iterator[Consumer]:
         yield from self._visible.values()
@@ -106,11 +105,12 @@ class ConsumerSet:
 
     def iter_close(self) -> Iterator[None]:
         """Stop all consumers, some at a time: their stream is being deleted."""
-        self._closed = list(self)
-        for number, consumer in enumerate(self._closed, 1):
-            consumer.send_advisory(events.make_consumer_action, "delete")
-            consumer.close()
-            self._remove(consumer)
+        for number, consumer in enumerate(list(self), 1):
+            if not consumer.closed:  # otherwise its timer has deleted it since the last slice
+                self._closed.append(consumer)
+                consumer.send_advisory(events.make_consumer_action, "delete")
+                consumer.close()
+                self._remove(consumer)
             if number % CLOSED_AT_ONCE == 0:
                 yield
 
@@ -136,11 +136,7 @@ class ConsumerSet:
         for consumer in self:
             consumer.recover()
             consumer.open()
-        config = self._stream.config
-        if config.retention == "interest" and next(iter(self), None) is not None:
-            sometimes("acked messages searched at startup")
-            self._interest_sweep.recheck()
-            self._interest_sweep.run_all()
+        self._interest_sweep.resume()
 
     def _remove(self, consumer: Consumer) -> None:
         self._visible.pop(consumer.name, None)

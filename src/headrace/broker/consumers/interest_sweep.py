@@ -2,8 +2,8 @@
 
 Owns the queue of acknowledged messages, and where to look again for unneeded ones after a consumer was deleted, reset or
 changed. Acknowledged messages are removed with the frame that stores their acks; looking again works in slices, because
-it may concern all messages of the stream. A crash between two slices loses nothing: at the next start everything is
-looked at again.
+it may concern all messages of the stream. A key in the metadata says that it is under way: after a crash between two
+slices all messages are looked at again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.broker.consumers.retention_interest import find_needed, still_needed_mask
-from headrace.storage import Filter
+from headrace.broker.streams.stream_metadata import sweep_key
+from headrace.code_probes import sometimes
+from headrace.storage import Filter, MetadataStore
 from headrace.storage.sequence_arrays import Seqs
 
 if TYPE_CHECKING:
@@ -39,14 +41,20 @@ class InterestSweep:
         "_acked_seqs",
         "_consumers",
         "_filter_index",
+        "_is_recorded",
         "_log",
+        "_metadata",
         "_needs_recheck",
         "_next_seqs",
         "_stream",
     )
 
     def __init__(
-        self, stream: ConsumerStream, consumers: Iterable[Consumer], filter_index: FilterIndex
+        self,
+        stream: ConsumerStream,
+        consumers: Iterable[Consumer],
+        filter_index: FilterIndex,
+        metadata: MetadataStore,
     ) -> None:
         self._stream = stream
         self._log = stream.log
@@ -56,6 +64,8 @@ class InterestSweep:
         self._needs_recheck = False  # the consumer that marked them may still need some
         #: Filter of messages to look at again (None: all) -> the next sequence to look at.
         self._next_seqs: dict[Filter | None, int] = {}
+        self._metadata = metadata
+        self._is_recorded = False  # whether the metadata says that there is something to look at again
 
     @property
     def has_backlog(self) -> bool:
@@ -75,16 +85,40 @@ class InterestSweep:
             self._acked_seqs.clear()
             self._next_seqs.clear()
             log.remove_below(log.last_seq + 1)
+            self._on_finished()
         elif log.messages:
             if subject_filter is None:
                 self._next_seqs.clear()
             if None in self._next_seqs:
                 subject_filter = None
             self._next_seqs[subject_filter] = log.first_seq
+            if log.journaled and not self._is_recorded:
+                self._is_recorded = True
+                self._metadata.put(sweep_key(log.ident), b"")
         self._stream.mark_dirty()
+
+    def resume(self) -> None:
+        """Look at all messages again if a crash interrupted that."""
+        if self._metadata.get(sweep_key(self._log.ident)) is not None:
+            sometimes("interest is checked again after a crash")
+            self._is_recorded = True
+            self.recheck()
+
+    def _on_finished(self) -> None:
+        self._next_seqs.clear()
+        if self._is_recorded:
+            self._is_recorded = False
+            self._metadata.delete(sweep_key(self._log.ident))
 
     def run(self) -> None:
         """Remove what was acknowledged and is not needed, and one slice of what has to be looked at again."""
+        if not (self._acked_seqs or self._next_seqs) or self._stream.closed:
+            return
+        config = self._stream.config
+        if config.retention == "limits":  # since an update; nothing is removed for lack of interest
+            self._acked_seqs.clear()
+            self._on_finished()
+            return
         if self._acked_seqs:
             seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
             self._acked_seqs.clear()
@@ -92,12 +126,8 @@ class InterestSweep:
             self._remove(self._find_unneeded(seqs, recheck=recheck))
         if self._next_seqs:
             self._remove(self._find_unneeded(self._take_slice(), recheck=True))
-
-    def run_all(self) -> None:
-        """Remove everything that is not needed, before the stream is served."""
-        self.run()
-        while self._next_seqs:
-            self.run()
+            if not self._next_seqs:
+                self._on_finished()
 
     def _remove(self, seqs: Seqs) -> None:
         if len(seqs):
@@ -114,10 +144,11 @@ class InterestSweep:
         if len(seqs) > fitting:
             seqs = seqs[:fitting]
             end = int(seqs[-1])
-        if end >= log.last_seq:
-            del self._next_seqs[subject_filter]
+        following = log.find_next(subject_filter, end + 1)
+        if following:
+            self._next_seqs[subject_filter] = following
         else:
-            self._next_seqs[subject_filter] = end + 1
+            del self._next_seqs[subject_filter]
         return seqs
 
     def _find_unneeded(self, seqs: Seqs, *, recheck: bool) -> Seqs:

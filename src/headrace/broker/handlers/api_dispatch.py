@@ -214,6 +214,9 @@ class ApiDispatcher:
             self._respond(received, finished.value)
         except (RequestError, StoreError) as failure:
             self._fail(received, failure)
+        except BaseException:
+            self._end_progress(received)  # later requests must not wait for a defect
+            raise
         else:
             if not received.endpoint.reads:
                 self._in_progress = received
@@ -222,6 +225,9 @@ class ApiDispatcher:
             else:
                 jetstream.call_soon(partial(self._run, self._step, received))
             return
+        self._end_progress(received)
+
+    def _end_progress(self, received: RequestInProgress) -> None:
         if self._in_progress is received:
             self._in_progress = None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.broker.handlers import direct_get
 from headrace.broker.handlers.api_dispatch import (
@@ -16,6 +17,7 @@ from headrace.broker.handlers.api_dispatch import (
 from headrace.broker.handlers.subject_pages import DELETED_MAX, SubjectPage, iter_deleted, iter_page
 from headrace.broker.streams.stream_info import make_stream_info
 from headrace.jetstream_api import advisories, responses
+from headrace.jetstream_api.configs import StreamConfig
 from headrace.jetstream_api.decode import decode, decode_message_get, decode_optional, decode_stream, is_empty
 from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.requests import (
@@ -57,19 +59,13 @@ def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
 
 def create(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
-    existing = jetstream.registry.configs()
     name = request.names[0]
-    usage = jetstream.quota.usage_excluding(name)
-    validate = partial(
-        streams.validate_create,
-        config,
-        name,
-        existing,
-        strict=pedantic,
-        limits=jetstream.quota.limits,
-        usage=usage,
-    )
-    new_config = (yield validate) if len(config.subjects) > MANY_PATTERNS else validate()
+    limits, usage = jetstream.quota.limits, jetstream.quota.usage_excluding(name)
+
+    def validate(existing: dict[str, StreamConfig]) -> StreamConfig:
+        return streams.validate_create(config, name, existing, strict=pedantic, limits=limits, usage=usage)
+
+    new_config = yield from _iter_validate(jetstream, validate, len(config.subjects))
     stream = jetstream.streams.get(new_config.name)
     if stream is None:
         stream = yield from jetstream.registry.iter_create_stream(new_config)
@@ -82,21 +78,32 @@ def update(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     name = request.names[0]
     stream = jetstream.streams.get(name)
     consumers = stream.consumer_configs() if stream else ()
-    validate = partial(
-        streams.validate_update,
-        config,
-        name,
-        jetstream.registry.configs(),
-        strict=pedantic,
-        limits=jetstream.quota.limits,
-        usage=jetstream.quota.usage_excluding(name),
-        consumers=consumers,
-    )
-    new_config = (yield validate) if len(config.subjects) > MANY_PATTERNS else validate()
+    limits, usage = jetstream.quota.limits, jetstream.quota.usage_excluding(name)
+
+    def validate(existing: dict[str, StreamConfig]) -> StreamConfig:
+        return streams.validate_update(
+            config, name, existing, strict=pedantic, limits=limits, usage=usage, consumers=consumers
+        )
+
+    new_config = yield from _iter_validate(jetstream, validate, len(config.subjects))
     stream = jetstream.registry.get_stream(name)
     yield from jetstream.registry.iter_update_stream(stream, new_config)
     jetstream.advisories.publish(advisories.make_stream_action, name, "modify")
     return responses.encode_stream_updated(make_stream_info(stream))
+
+
+def _iter_validate(
+    jetstream: ApiContext, validate: Callable[[dict[str, StreamConfig]], StreamConfig], patterns: int
+) -> Generator[Callable[[], Any] | None, Any, StreamConfig]:
+    """Validate a configuration against those of all streams, off the event loop if it has many subjects."""
+    configs = jetstream.registry.configs
+    if patterns <= MANY_PATTERNS:
+        return validate(configs())
+    while True:
+        existing = configs()
+        valid: StreamConfig = yield partial(validate, existing)
+        if configs().keys() == existing.keys():  # otherwise a restore has finished meanwhile
+            return valid
 
 
 def delete(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:

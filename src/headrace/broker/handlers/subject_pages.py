@@ -66,12 +66,12 @@ def iter_deleted(log: StreamLog, limit: int) -> Generator[None, None, msgspec.Ra
 
 def _collect_names(log: StreamLog, subject_filter: Filter) -> Generator[None, None, list[bytes]]:
     subject_index = log.subject_index
-    known, sids = len(subject_index), log.find_subject_ids(subject_filter)
+    epoch, sids = log.subject_epoch, log.find_subject_ids(subject_filter)
     names: list[bytes] = []
     at = 0
     while at < len(sids):
-        if len(subject_index) < known:  # dead subjects were dropped, and the others have new ids
-            known, sids = len(subject_index), log.find_subject_ids(subject_filter)
+        if log.subject_epoch != epoch:  # dead subjects were dropped, and the others have new ids
+            epoch, sids = log.subject_epoch, log.find_subject_ids(subject_filter)
             names, at = [], 0
             continue
         names += map(subject_index.name, sids[at : at + STEP].tolist())

@@ -5,7 +5,7 @@ Owns the order in which messages go: oldest first. Messages that arrive during a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.broker.streams import delete_markers
@@ -13,7 +13,7 @@ from headrace.code_probes import sometimes
 
 if TYPE_CHECKING:
     from headrace.broker.streams.stream_context import StreamContext
-    from headrace.storage import StreamLog
+    from headrace.storage import Filter, StreamLog
 
 #: Number of the oldest messages removed at a time; removing those costs least.
 _PREFIX_SLICE = 65_536
@@ -35,17 +35,25 @@ def iter_slices(stream: StreamContext, pattern: bytes, seq: int, keep: int) -> I
     below = seq or log.last_seq + 1
     if keep:
         sometimes("purge with keep")
-        below = _find_boundary(log, keep)
+        below = yield from _iter_boundary(log, None, log.last_seq, keep)
     yield from _iter_below(stream, below)
     if below > log.last_seq + 1:
         log.advance(below - 1)
 
 
-def _find_boundary(log: StreamLog, keep: int) -> int:
-    """Return the sequence of the oldest message to keep."""
-    if keep >= log.messages:
-        return log.first_seq
-    return int(log.find_seqs(None, log.first_seq, log.last_seq)[-keep])
+def _iter_boundary(
+    log: StreamLog, subject_filter: Filter | None, last_seq: int, keep: int
+) -> Generator[int, None, int]:
+    """Return the sequence of the oldest match to keep, that is, the `keep`th from the end; yield between steps."""
+    end = log.find_prev(subject_filter, last_seq)
+    while end:
+        found = log.find_seqs(subject_filter, max(end - _SEARCHED + 1, log.first_seq), end)
+        if len(found) >= keep:
+            return int(found[-keep])
+        keep -= len(found)
+        yield 0
+        end = log.find_prev(subject_filter, end - _SEARCHED)
+    return log.first_seq
 
 
 def _iter_below(stream: StreamContext, below: int) -> Iterator[int]:
@@ -60,13 +68,13 @@ def _iter_below(stream: StreamContext, below: int) -> Iterator[int]:
 def _iter_matching(stream: StreamContext, pattern: bytes, last_seq: int, keep: int) -> Iterator[int]:
     log, places_markers = stream.log, delete_markers.is_enabled_for(stream, "Purge")
     subject_filter = log.get_filter((pattern,)) if pattern else None
-    left = log.count_from(subject_filter, log.first_seq) - keep if keep else log.messages
+    if keep:
+        last_seq = (yield from _iter_boundary(log, subject_filter, last_seq, keep)) - 1
     step = _MARKED_SLICE if places_markers else _SLICE
     seq = log.find_next(None, log.first_seq)
-    while 0 < seq <= last_seq and left > 0:
+    while 0 < seq <= last_seq:
         end = min(seq + _SEARCHED - 1, last_seq)
-        found = log.find_seqs(subject_filter, seq, end)[:left]
-        left -= len(found)
+        found = log.find_seqs(subject_filter, seq, end)
         for at in range(0, len(found), step):
             part = found[at : at + step]
             if places_markers:

@@ -9,6 +9,7 @@ from headrace.jetstream_api.configs import StreamConfig
 
 CONFIG_KEY = b"stream/"
 DEDUP_KEY = b"ids/"
+SWEEP_KEY = b"interest/"
 
 
 class StreamRecord(msgspec.Struct):
@@ -26,6 +27,11 @@ def config_key(ident: int) -> bytes:
 def dedup_key(ident: int) -> bytes:
     """Return the key of a stream's message ids."""
     return DEDUP_KEY + b"%d" % ident
+
+
+def sweep_key(ident: int) -> bytes:
+    """Return the key that says that messages of an interest stream are checked for consumers that need them."""
+    return SWEEP_KEY + b"%d" % ident
 
 
 def schedules_key(ident: int) -> bytes:

@@ -110,7 +110,7 @@ class FilterTable:
     def __init__(self, subjects: SubjectIndex) -> None:
         self._subjects = subjects
         self._match_all = Filter(())
-        self._remapped = 0  # how often subjects got new ids
+        self.remapped = 0  # how often subjects got new ids
         self._interned: weakref.WeakValueDictionary[tuple[bytes, ...], Filter] = weakref.WeakValueDictionary()
         self._reset()
 
@@ -125,6 +125,9 @@ class FilterTable:
 
     def get(self, patterns: tuple[bytes, ...]) -> Filter:
         """Return the one filter for these patterns; no pattern matches everything."""
+        known = self._interned.get(patterns)
+        if known is not None:
+            return known
         steps = self.iter_get(patterns)
         while True:
             try:
@@ -138,12 +141,13 @@ class FilterTable:
         key_patterns = tuple(sorted(dict.fromkeys(patterns)))
         if not key_patterns or b">" in key_patterns:
             return self._match_all
+        known = self._interned.get(key_patterns)
+        if known is not None:
+            return known
         new_filter = Filter(key_patterns)
-        if key_patterns not in self._interned and len(key_patterns) > _MANY_PATTERNS:
+        if len(key_patterns) > _MANY_PATTERNS:
             new_filter.root = yield from _iter_build_trie(new_filter)
-        sids = _NO_IDS
-        if key_patterns not in self._interned:
-            sids = yield from self._iter_matching_ids(new_filter)
+        sids = yield from self._iter_matching_ids(new_filter)
         found = self._interned.get(key_patterns)  # somebody else may have been faster
         if found is None:
             found = self._interned[key_patterns] = new_filter
@@ -153,17 +157,17 @@ class FilterTable:
     def _iter_matching_ids(self, new_filter: Filter) -> Generator[None, None, Array]:
         """Find the ids of all known subjects that match, in slices of subjects."""
         while True:
-            found, at, remapped = [_NO_IDS], 0, self._remapped
+            found, at, remapped = [_NO_IDS], 0, self.remapped
             per_slice = (
                 _WALKS_PER_SLICE if new_filter.root else _MATCHES_PER_SLICE // len(new_filter.patterns)
             )
-            while (known := len(self._subjects)) > at and remapped == self._remapped:
+            while (known := len(self._subjects)) > at and remapped == self.remapped:
                 end = min(at + max(per_slice, 1), known)
                 found.append(self._find_matching_ids(new_filter, at, end))
                 at = end
                 if at < known:
                     yield
-            if remapped == self._remapped:
+            if remapped == self.remapped:
                 return np.concatenate(found)
 
     def _register(self, new_filter: Filter, sids: Array) -> None:
@@ -255,7 +259,7 @@ class FilterTable:
     def on_subjects_remapped(self) -> None:
         """Handle new ids of subjects; their classes moved with them. `refresh` must run before."""
         self._classified = len(self._subjects)
-        self._remapped += 1
+        self.remapped += 1
 
     def refresh(self) -> None:
         """Assign a class to every subject that appeared since the last call."""

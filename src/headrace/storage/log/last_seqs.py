@@ -22,16 +22,20 @@ def iter_resolve_last_seqs(log: LogIndex, sids: Array) -> Iterator[None]:
     subject_index = log.subject_index
     seen = np.ones(len(subject_index), np.uint8)
     seen[sids] = 0
-    for segment in list(log.iter_segments_back(log.last_seq)):
+    last_seq, epoch = log.last_seq, log.subject_epoch
+    for segment in list(log.iter_segments_back(last_seq)):
+        is_current = segment is log.active_segment or segment in log.sealed_segments
+        if log.subject_epoch != epoch or not is_current:
+            return  # subjects have new ids, or the rows of the segment are somewhere else
         added = len(subject_index) - len(seen)
-        if added < 0:
-            return  # subjects were dropped, and the others have new ids
         if added:
             seen = np.concatenate((seen, np.ones(added, np.uint8)))
         columns, lasts = segment.columns, subject_index.lasts
         seqs = columns.last_per_subject(subject_index, None, seen, columns.rows)
         found = columns.subject[find_rows(columns, seqs)]
-        is_stale = lasts[found] >= np.uint64(BOUND_ONLY_BIT)  # otherwise a message was added meanwhile
+        # Otherwise messages were added meanwhile, and perhaps removed.
+        is_stale = lasts[found] >= np.uint64(BOUND_ONLY_BIT)
+        is_stale &= lasts[found] ^ np.uint64(BOUND_ONLY_BIT) <= np.uint64(last_seq)
         lasts[found[is_stale]] = seqs[is_stale]
         if seen.all():
             return

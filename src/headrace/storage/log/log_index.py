@@ -177,6 +177,11 @@ class LogIndex(LogWriter):
 
     # Filters and ranges
 
+    @property
+    def subject_epoch(self) -> int:
+        """How often subjects got new ids."""
+        return self._filters.remapped
+
     def get_filter(self, patterns: tuple[bytes, ...]) -> Filter:
         return self._filters.get(patterns)
 
@@ -378,16 +383,14 @@ class LogIndex(LogWriter):
         parts = []
         for segment in self.iter_segments_back(upto):
             columns = segment.columns
-            parts.append(
-                columns.last_per_subject(self.subject_index, mask, seen, columns.lower_bound(upto + 1))
-            )
+            row = columns.lower_bound(upto + 1)
+            parts.append(columns.last_per_subject(self.subject_index, mask, seen, row))
         return np.sort(np.concatenate(parts)) if parts else _NO_SEQS
 
     def iter_subject_counts(self, subject_filter: Filter | None) -> Iterator[tuple[bytes, int]]:
         """Yield (subject, count) of the live messages that match a filter, sorted by subject."""
-        found = [
-            (self.subject_index.name(sid), sid) for sid in self.find_subject_ids(subject_filter).tolist()
-        ]
+        sids = self.find_subject_ids(subject_filter).tolist()
+        found = [(self.subject_index.name(sid), sid) for sid in sids]
         return ((name, int(self.subject_index.counts[sid])) for name, sid in sorted(found))
 
     def find_deleted_seqs(self, lo: int, hi: int) -> Array:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.storage import Store, StreamLog
+from headrace.sim import SimClock, SimDisk
+from headrace.storage import Store, StoreOptions, StreamLog, open_store
 from headrace.storage.log import bulk_trim
 from support.small_store import open_small_store
 
@@ -108,3 +109,29 @@ def test_last_messages_after_removals(store_and_log: tuple[Store, StreamLog], se
     last = {subject_of(log, seq): seq for seq in live(log)}
     assert log.find_last_per_subject(None, log.last_seq).tolist() == sorted(last.values())
     assert {subject: log.get_last_seq(subject) for subject in last} == last
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_messages_that_come_and_go_while_last_ones_are_looked_up(memory: bool) -> None:
+    options = StoreOptions(segment_rows=100, block_bytes=4096)
+    log = open_store(SimDisk(), SimClock(), options).create("S", memory=memory)
+    subjects = [b"k.%d" % number for number in range(40)]
+    for _ in range(8):
+        for subject in subjects:
+            log.append(subject, b"", b"v" * 50, 1)
+    for _ in range(400):
+        log.append(b"filler", b"", b"v" * 50, 1)
+    for subject in subjects:
+        log.remove(log.get_last_seq(subject))
+    steps = log.iter_resolve_last_seqs(None)
+    next(steps)
+    stays = log.append(b"k.7", b"", b"", 1)
+    log.remove(log.append(b"k.7", b"", b"", 1))
+    for _ in steps:
+        pass
+    assert log.get_last_seq(b"k.7") == stays
+    assert log.get_last_seq(b"k.8") == live_seqs_of(log, b"k.8")[-1]
+
+
+def live_seqs_of(log: StreamLog, subject: bytes) -> list[int]:
+    return [seq for seq in live(log) if subject_of(log, seq) == subject]
