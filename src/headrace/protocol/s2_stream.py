@@ -22,9 +22,8 @@ HEADER = b"\xff\x06\x00\x00S2sTwO"
 _IDENTIFIERS = (b"S2sTwO", b"sNaPpY")
 _COMPRESSED, _PLAIN, _IDENTIFIER = 0x00, 0x01, 0xFF
 _SKIPPABLE = 0x80
-#: The largest block that nats-server's compressor makes, and its maximum size if nothing could be compressed.
-_DECOMPRESSED_MAX = 4 * 1024 * 1024
-_CHUNK_MAX = 5 * 1024 * 1024
+#: The largest block that nats-server's compressor makes. A chunk may be a quarter larger than its data.
+DATA_MAX = 4 * 1024 * 1024
 _CRC_BYTES = 4
 #: Maximum number of consecutive chunks without data.
 _EMPTY_CHUNKS_MAX = 64
@@ -65,19 +64,22 @@ class S2Reader:
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         self._raw += data
 
-    def next(self) -> bytes | None:
-        """Return the data of the next chunk, b"" if it has none; None if more bytes are needed."""
+    def next(self, data_max: int = DATA_MAX) -> bytes | None:
+        """Return the data of the next chunk, b"" if it has none; None if more bytes are needed.
+
+        A chunk for more than `data_max` is rejected when its header is there, before its data is kept.
+        """
         raw = self._raw
         if len(raw) < 4:
             return None
         kind, size = raw[0], int.from_bytes(raw[1:4], "little")
-        if size > _CHUNK_MAX:
+        if size > data_max + data_max // 4:
             raise ProtocolError(_CORRUPT)
         if len(raw) < 4 + size:
             return None
         body = bytes(raw[4 : 4 + size])
         del raw[: 4 + size]
-        data = _decode_chunk(kind, body) if kind in (_COMPRESSED, _PLAIN) else b""
+        data = _decode_chunk(kind, body, data_max) if kind in (_COMPRESSED, _PLAIN) else b""
         self._empty_chunks = 0 if data else self._empty_chunks + 1
         if self._empty_chunks > _EMPTY_CHUNKS_MAX or (kind == _IDENTIFIER and body not in _IDENTIFIERS):
             raise ProtocolError(_CORRUPT)
@@ -86,11 +88,11 @@ class S2Reader:
         return data
 
 
-def _decode_chunk(kind: int, body: bytes) -> bytes:
+def _decode_chunk(kind: int, body: bytes, data_max: int) -> bytes:
     crc, data = body[:_CRC_BYTES], body[_CRC_BYTES:]
     if kind == _COMPRESSED:
         try:
-            data = _snappy.decompress(data, _DECOMPRESSED_MAX)
+            data = _snappy.decompress(data, data_max)
         except ValueError:
             raise ProtocolError(_CORRUPT) from None
     if len(crc) < _CRC_BYTES or crc != _masked_crc(data):

@@ -11,7 +11,7 @@ from bisect import bisect_left
 
 from headrace.config.leafnode_options import LeafnodeCompressionOptions
 from headrace.errors import ProtocolError
-from headrace.protocol.s2_stream import S2Reader, S2Writer
+from headrace.protocol.s2_stream import DATA_MAX, S2Reader, S2Writer
 
 NOT_SUPPORTED, OFF, ACCEPT, AUTO, UNCOMPRESSED = (
     "not supported",
@@ -108,7 +108,15 @@ class LeafnodeCompression:
         assert self._reader is not None
         self._reader.feed(data)
 
-    def next(self) -> bytes | None:
-        """Return the next part of what was received; None if more bytes are needed. Raises ProtocolError."""
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that `next` has not returned yet; they may be a part of a chunk."""
+        return self._reader.buffered_bytes if self._reader is not None else 0
+
+    def next(self, data_max: int = DATA_MAX) -> bytes | None:
+        """Return the next part of what was received; None if more bytes are needed.
+
+        Raises ProtocolError, also if the part is larger than `data_max`.
+        """
         assert self._reader is not None
-        return self._reader.next()
+        return self._reader.next(data_max)

@@ -53,12 +53,11 @@ class LeafnodeConnection(LeafnodeInput):
     ) -> None:
         """With `remote`, this side dials it at `address`."""
         options = remote.compression if remote is not None else listener.leafnode_options.compression
-        super().__init__(LeafnodeCompression(options), listener.is_disk_backlogged)
+        super().__init__(LeafnodeCompression(options), listener.is_disk_backlogged, listener.input_queue)
         self._listener, self._remote, self._address = listener, remote, address
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.was_established = False
         self.client_ip, self.client_port = "", 0
-        self._channel: TlsChannel | None = None
         self._rtt_start_s = 0.0  # when the connection was made, then when the last ping was sent
         self._last_activity = 0
         self._nonce = new_nonce()
@@ -116,31 +115,29 @@ class LeafnodeConnection(LeafnodeInput):
     def _start_handshake(self, context: ssl.SSLContext) -> None:
         assert self._address is not None
         self._channel = TlsChannel(context, self._address.host)
-        self._receive_tls(b"")
+        self.receive_tls(b"")
 
-    def data_received(self, data: bytes) -> None:
-        if self._closing:
-            return
-        if self._channel is None:
-            self.on_decrypted(data)
-        else:
-            self._receive_tls(data)
-        if self._listener.is_disk_backlogged():
-            self.pause_for_disk()
-        elif self._listener.write_scheduler.has_queued_output and len(data) > SMALL_FANOUT_BYTES:
-            self._listener.write_scheduler.pause_reader(self)
+    @property
+    def is_trusted(self) -> bool:
+        return self._remote is not None or self.session.authenticated
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._greeting is not None and self._greeting.is_waiting
+
+    def after_slice(self, parsed_bytes: int) -> None:
+        write_scheduler = self._listener.write_scheduler
+        if write_scheduler.has_queued_output and parsed_bytes > SMALL_FANOUT_BYTES:
+            write_scheduler.pause_reader(self)
 
     def parse(self, data: bytes) -> None:
         greeting = self._greeting
         if greeting is not None:
             greeting.receive(data)
-            if greeting.is_waiting:
-                return
         try:
             self._parser.feed(data)
         except SlowPassword as password:
             assert greeting is not None, "a second CONNECT is a protocol error"
-            self.pause_reading()
             self._cancel_timers()
             greeting.wait_for(password)
         except ProtocolError as error:
@@ -155,30 +152,15 @@ class LeafnodeConnection(LeafnodeInput):
             return
         self._start_timeout(self._listener.leafnode_options.auth_timeout_s, "Authentication Timeout")
         self._parser = LeafnodeParser(self.session, self._listener.options.max_payload)
-        self.resume_reading()
-        self.parse(received)
+        self._unparsed[:0] = received
+        self._untrusted_bytes = 0
+        self.continue_input()
 
-    def _receive_tls(self, data: bytes) -> None:
-        channel = self._channel
-        assert channel is not None
-        already_established = channel.established
-        try:
-            plaintexts = channel.receive(memoryview(data))
-        except ssl.SSLError as error:
-            self._listener.log.warn(f"{self.label}: TLS: {error.reason or error}")
-            self._write(channel.drain_outgoing())
-            self._close_after_flush()
-            return
-        self._write(channel.drain_outgoing())
-        if channel.established and not already_established:
-            self._on_tls_established()
-        for chunk in plaintexts:
-            if not self._closing:
-                self.on_decrypted(chunk)
-        if channel.peer_closed:
-            self._close_after_flush()
+    def on_tls_error(self, error: ssl.SSLError) -> None:
+        self._listener.log.warn(f"{self.label}: TLS: {error.reason or error}")
+        self._close_after_flush()
 
-    def _on_tls_established(self) -> None:
+    def on_tls_established(self) -> None:
         """Continue the handshake of the protocol after that of TLS."""
         if self._remote is None:
             tls = self._listener.leafnode_options.tls
@@ -207,13 +189,13 @@ class LeafnodeConnection(LeafnodeInput):
         output = self._compression.encode(self.session.drain())
         if not output or self._transport.is_closing():
             return
-        self._write(output if self._channel is None else self._channel.encrypt(output))
+        self.write(output if self._channel is None else self._channel.encrypt(output))
         if self._compression.pending_bytes:
             self._loop.call_soon(self.flush)
         if self.session.writable_callbacks and not self.session.blocked:
             self.session.notify_writable()
 
-    def _write(self, data: bytes | bytearray) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         if data and not self._transport.is_closing():
             self._transport.write(data)
             pending = self._transport.get_write_buffer_size() + self._compression.pending_bytes
@@ -262,7 +244,7 @@ class LeafnodeConnection(LeafnodeInput):
         self._closing = True
         self.session.close()
         if self._channel is not None and self._channel.established:
-            self._write(self._channel.close())
+            self.write(self._channel.close())
         self._transport.close()
         self._cancel_timers()
         self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)

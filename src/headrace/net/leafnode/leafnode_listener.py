@@ -66,6 +66,7 @@ class LeafnodeListener:
         )
         self._accounts = accounts
         self.write_scheduler = clients.write_scheduler
+        self.input_queue = clients.input_queue
         self._client_registry = clients.registry
         self.password_verifier = clients.password_verifier
         self._client_backpressure = clients.backpressure
