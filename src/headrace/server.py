@@ -282,8 +282,8 @@ class Server:
 
     def count_ended(self) -> int:
         """Return how many connections, consumers and streams have ended since the start."""
-        ended_connections = self.listener.registry.count_ended()
-        return ended_connections + sum(jetstream.ended for jetstream in self.accounts.jetstreams())
+        ended = self.listener.registry.count_ended() + sum(each.ended for each in self.accounts.jetstreams())
+        return ended + (self._leafnodes.count_ended() if self._leafnodes is not None else 0)
 
     def _log_startup(self) -> None:
         log, options = self._log, self.options

@@ -126,7 +126,8 @@ class Connection(ClientInput):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
-        self._parser = self._unparsed = None
+        # The connection itself may wait long for the garbage collector.
+        self._parser = self._unparsed = self._tls = self._greeting = None
         self._set_expiry(0)
         self._context.closed_queue.run(self._on_closed)
 

@@ -154,6 +154,10 @@ class WebSocketConnection(Connection):
 
     # Closing
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._codec = self._http_head = None
+        super().connection_lost(exc)
+
     def fail(self, text: str | None) -> None:
         self._close_status = _CLOSE_STATUS.get(text or "", _PROTOCOL_VIOLATION)
         super().fail(text)

@@ -58,6 +58,19 @@ async def test_info_first_then_tls(start: Start, made: certificates.Certificates
     await wire.close()
 
 
+async def test_a_closed_connection_keeps_no_channel(start: Start, made: certificates.Certificates) -> None:
+    listener = await start(**settings(made))
+    wire = await Wire.dial(listener, b"")
+    await upgrade(wire, context(made))
+    wire.send(CONNECT)
+    await wire.ask(b"")
+    (connection,) = listener.connections.values()
+    assert connection._tls is not None  # type: ignore[attr-defined]
+    await wire.close()
+    await until(lambda: not listener.connections)
+    assert connection._tls is None  # type: ignore[attr-defined]
+
+
 async def test_much_data_both_ways(start: Start, made: certificates.Certificates) -> None:
     wire = await Wire.dial(await start(**settings(made)), b"")
     await upgrade(wire, context(made))

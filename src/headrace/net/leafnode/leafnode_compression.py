@@ -81,6 +81,11 @@ class LeafnodeCompression:
         """Expect and send an S2 stream from now on."""
         self._reader, self._writer = S2Reader(), S2Writer()
 
+    def close(self) -> None:
+        """Drop what was received and what is pending."""
+        self._reader = self._writer = None
+        self._pending = bytearray()
+
     def update_rtt(self, rtt_s: float) -> None:
         """Adapt the mode to the round-trip time, if it depends on it."""
         if self._is_auto:

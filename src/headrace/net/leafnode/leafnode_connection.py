@@ -60,6 +60,7 @@ class LeafnodeConnection(LeafnodeInput):
         self.client_ip, self.client_port = "", 0
         self._rtt_start_s = 0.0  # when the connection was made, then when the last ping was sent
         self._last_activity = 0
+        self._is_flushing = False  # the rest of a large output is scheduled
         self._nonce = new_nonce()
         self._timer: asyncio.TimerHandle | None = None
         self._write_deadline_timer: asyncio.TimerHandle | None = None
@@ -76,7 +77,7 @@ class LeafnodeConnection(LeafnodeInput):
             deny_imports=[each.encode() for each in remote_options.deny_imports],
             deny_exports=[each.encode() for each in remote_options.deny_exports],
         )
-        self._parser = LeafnodeParser(self.session, listener.options.max_payload)
+        self._parser: LeafnodeParser | None = LeafnodeParser(self.session, listener.options.max_payload)
         self._greeting: Greeting | None = None  # of a server that dialed, if passwords take long to check
         if remote is None and listener.has_slow_passwords:
             self._greeting = Greeting(listener.password_verifier, self._on_password_verified)
@@ -134,6 +135,7 @@ class LeafnodeConnection(LeafnodeInput):
         greeting = self._greeting
         if greeting is not None:
             greeting.receive(data)
+        assert self._parser is not None
         try:
             self._parser.feed(data)
         except SlowPassword as password:
@@ -177,21 +179,37 @@ class LeafnodeConnection(LeafnodeInput):
             self._expiry_timer.cancel()
         self.session.close()
         self._listener.remove(self)
+        self._drop_buffers()
         if not self.closed.done():
             self.closed.set_result(None)
+
+    def _drop_buffers(self) -> None:
+        """Free what was received: the closed connection itself may wait long for the garbage collector."""
+        self._parser = self._greeting = self._channel = None
+        self._unparsed = bytearray()
+        self._compression.close()
 
     # Output
 
     def flush(self) -> None:
-        """Write the session's output."""
+        """Write the session's output; if it is large, a part in each turn of the loop."""
+        if not self._is_flushing:
+            self._flush_part()
+
+    def _continue_flush(self) -> None:
+        self._is_flushing = False
+        self._flush_part()
+
+    def _flush_part(self) -> None:
         if self._channel is not None and not self._channel.established:
             return  # sent after the handshake
         output = self._compression.encode(self.session.drain())
         if not output or self._transport.is_closing():
             return
         self.write(output if self._channel is None else self._channel.encrypt(output))
-        if self._compression.pending_bytes:
-            self._loop.call_soon(self.flush)
+        if self._compression.pending_bytes and not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._continue_flush)
         if self.session.writable_callbacks and not self.session.blocked:
             self.session.notify_writable()
 
@@ -238,9 +256,9 @@ class LeafnodeConnection(LeafnodeInput):
         """Close the connection after pending output has been sent."""
         if self._closing:
             return
-        self.flush()
+        self._flush_part()
         while self._compression.pending_bytes and not self._transport.is_closing():
-            self.flush()
+            self._flush_part()
         self._closing = True
         self.session.close()
         if self._channel is not None and self._channel.established:

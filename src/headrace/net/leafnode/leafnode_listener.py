@@ -137,6 +137,10 @@ class LeafnodeListener:
         self._last_cid += 1
         return self._last_cid
 
+    def count_ended(self) -> int:
+        """Return how many connections have ended since the start."""
+        return self._last_cid - len(self.connections)
+
     def remove(self, connection: LeafnodeConnection) -> None:
         self.connections.pop(connection.session.cid, None)
         self.write_scheduler.remove_reader(connection)

@@ -184,7 +184,7 @@ async def test_a_stranger_on_a_socket_is_disconnected() -> None:
             writer.write(b'INFO {"compression":"s2_fast"}\r\n')
             said = await reader.readexactly(len(HEADER))
             assert said == HEADER
-            writer.write(S2Writer().encode(b"PING\r\n" * 170_000, compress=True))
+            writer.write(S2Writer().encode(b"PING\r\n" * 20_000, compress=True))
             rest = await reader.read()
         received = S2Reader()
         received.feed(rest)
