@@ -115,15 +115,20 @@ class ClientInput(asyncio.BufferedProtocol):
                 parsed := feed_slice(self._parser, data, size, self._get_slice_s())
             ) < size and not self.closing:
                 self._unparsed = bytearray(memoryview(data)[parsed:size])
-        except SlowPassword as password:
-            if greeting is None:  # a second CONNECT
+        except Exception as error:
+            self._on_parse_error(error)
+
+    def _on_parse_error(self, error: Exception) -> None:
+        """Handle an exception of the parser: an error caused by one client must not affect the others."""
+        if isinstance(error, SlowPassword):
+            if self._greeting is None:  # a second CONNECT
                 self.fail(UNAUTHORIZED)
                 return
             self.pause_reading()
-            greeting.wait_for(password)
-        except ProtocolError as error:
+            self._greeting.wait_for(error)
+        elif isinstance(error, ProtocolError):
             self.fail(error.text)
-        except Exception as error:  # an error caused by one client must not affect the others
+        else:
             self._context.log.error(f"cid {self.session.cid}: {type(error).__name__}: {error}")
             self.fail(None)
 
@@ -133,20 +138,32 @@ class ClientInput(asyncio.BufferedProtocol):
 
     def _parse_rest(self) -> None:
         """Parse the next slice of what was received before."""
-        rest, self._unparsed = self._unparsed, None
-        if rest is None or self.closing:
+        if self._unparsed is None or self.closing:
             return
         fanout_before = self.session.fanout_bytes
-        self._parse(rest, len(rest))
+        self._parse_slice()
         if not self.closing:
             self._after_input(fanout_before, is_bulk=True)
 
     def finish_input(self) -> None:
         """Parse everything that was received: the client sends nothing more."""
+        while self._unparsed is not None and not self.closing:
+            self._parse_slice()
+
+    def _parse_slice(self) -> None:
+        assert self._parser is not None
+        assert self._unparsed is not None
         rest, self._unparsed = self._unparsed, None
-        while rest is not None and not self.closing:
-            self._parse(rest, len(rest))
-            rest, self._unparsed = self._unparsed, None
+        try:
+            parsed = feed_slice(self._parser, rest, len(rest), self._get_slice_s())
+        except Exception as error:
+            self._on_parse_error(error)
+            return
+        if parsed < len(rest) and not self.closing:
+            del rest[
+                :parsed
+            ]  # moves the start of a bytearray: the rest is copied only each time it has halved
+            self._unparsed = rest
 
     def _on_password_verified(self, received: bytes) -> None:
         """Parse CONNECT again, and what followed it."""

@@ -1,16 +1,19 @@
 """A client on a WebSocket: a connection whose bytes are sent and received in frames.
 
-Owns the handshake timeout and what the WebSocket listener checks in the handshake: origins, cookies, compression.
+Owns the handshake timeout, the frames that were received and not decoded yet, and what the WebSocket listener checks in
+the handshake: origins, cookies, compression.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headrace.net.client_input import PIECE_BYTES_MIN
 from headrace.net.client_tls import ClientTls
 from headrace.net.connection import Connection
 from headrace.net.connection_context import ConnectionContext
@@ -43,7 +46,15 @@ _PROTOCOL_VIOLATION = (websocket.PROTOCOL_ERROR, "Protocol Violation")
 class WebSocketConnection(Connection):
     """A client on a WebSocket, usually in a browser."""
 
-    __slots__ = ("_close_status", "_codec", "_cookies", "_http_head", "_settings")
+    __slots__ = (
+        "_close_status",
+        "_codec",
+        "_cookies",
+        "_http_head",
+        "_pieces",
+        "_settings",
+        "_undecoded",
+    )
 
     writes_chunks: ClassVar[bool] = False
 
@@ -54,6 +65,9 @@ class WebSocketConnection(Connection):
         self._settings = settings
         self._http_head: bytearray | None = bytearray()
         self._codec: WebSocketCodec | None = None
+        #: What is left of the frames that are being decoded, and frames that were received after those.
+        self._pieces: Iterator[bytes] | None = None
+        self._undecoded = bytearray()
         self._cookies: dict[str, str] = {}
         self._close_status = (websocket.NORMAL, "Client Closed")
 
@@ -123,17 +137,45 @@ class WebSocketConnection(Connection):
         codec = self._codec
         if codec is None:
             return
+        if self._pieces is not None:
+            self._undecoded += data
+            return
+        self._pieces = codec.receive(data)
+        self._parse_pieces(codec)
+
+    def _parse_slice(self) -> None:
+        super()._parse_slice()
+        if self._unparsed is None and self._codec is not None and not self.closing:
+            self._parse_pieces(self._codec)
+
+    def _parse_pieces(self, codec: WebSocketCodec) -> None:
+        """Decode and parse frames for the time of a slice; nothing more is decompressed before it is needed."""
+        size, end_s = 0, perf_counter() + self._get_slice_s()
         try:
-            for piece in codec.receive(data):
+            for piece in self._pieces or ():
                 if self.closing:
                     return
                 self._parse(piece, len(piece))
+                size += len(piece)
+                if self._unparsed is not None:
+                    return
+                if size >= PIECE_BYTES_MIN and self._greeting is None and perf_counter() >= end_s:
+                    self._unparsed = bytearray()  # the next slice continues with the next piece
+                    return
         except WebSocketError as error:
             self._close_status = (error.status, str(error))
             self.close()
             return
-        if codec.close_received:
-            self.finish_input()
+        self._pieces = None
+        if self._undecoded and not codec.close_received:
+            data = bytes(self._undecoded)
+            self._undecoded.clear()
+            self._read_frames(data)
+        else:
+            self._after_frames(codec)
+
+    def _after_frames(self, codec: WebSocketCodec) -> None:
+        """Answer control frames."""
         if codec.replies:
             replies = bytes(codec.replies)
             codec.replies.clear()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import Any
 
 import pytest
 
 from headrace import Server
+from headrace.config.options import WebSocketOptions
 from headrace.net import client_input
-from headrace.net.client_input import PIECE_BYTES_MIN, feed_slice
+from headrace.net.client_input import PIECE_BYTES_MIN, ClientInput, feed_slice
 
 
 class SlowParser:
@@ -63,3 +65,69 @@ async def test_everything_arrives_in_order_across_slices(
                 await receiver.readline()
         writer.close()
         sender.close()
+
+
+def encode_frame(opcode: int, payload: bytes, *, compressed: bool = False) -> bytes:
+    """Encode a frame of a client; its mask is zero."""
+    first = 0x80 | opcode | (0x40 if compressed else 0)
+    size = bytes([0x80 | len(payload)]) if opcode >= 8 else b"\xff" + len(payload).to_bytes(8, "big")
+    return bytes([first]) + size + bytes(4) + payload
+
+
+def deflate(data: bytes) -> bytes:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return (deflater.compress(data) + deflater.flush(zlib.Z_SYNC_FLUSH))[:-4]
+
+
+async def open_websocket(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Extensions: "
+        b"permessage-deflate; server_no_context_takeover; client_no_context_takeover\r\n\r\n"
+    )
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(encode_frame(2, b'CONNECT {"verbose":false}\r\n'))
+    return reader, writer
+
+
+@pytest.mark.parametrize("finish", ["ping", "close frame", "end of file"])
+async def test_a_compressed_message_is_inflated_as_it_is_parsed(
+    finish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is neither inflated ahead nor copied for every slice, and frames after it wait."""
+    monkeypatch.setattr(client_input, "SLICE_S", 0.0)  # so that each turn parses one piece
+    parse_rest = ClientInput._parse_rest
+    rests: list[bytearray | None] = []
+    sizes: list[int] = []
+
+    def observe(self: ClientInput) -> None:
+        rests.append(self._unparsed)
+        sizes.append(len(self._unparsed or b""))
+        parse_rest(self)
+
+    monkeypatch.setattr(ClientInput, "_parse_rest", observe)
+    options = WebSocketOptions(port=-1, host="127.0.0.1", no_tls=True, compression=True)
+    count = 50_000
+    async with Server(websocket=options) as server, asyncio.timeout(30):
+        receiver, sender = await asyncio.open_connection("127.0.0.1", server.port)
+        sender.write(b'CONNECT {"verbose":false}\r\nSUB last 1\r\nPING\r\n')
+        await receiver.readuntil(b"PONG\r\n")
+        assert server.listener is not None
+        reader, writer = await open_websocket(server.listener.websocket_port)
+        writer.write(encode_frame(2, deflate(b"PUB none 20\r\n%020d\r\n" % 0 * count), compressed=True))
+        writer.write(encode_frame(9, b"alive") + encode_frame(2, b"PUB last 4\r\nbody\r\n"))
+        if finish == "ping":
+            await reader.readuntil(b"alive")
+        elif finish == "close frame":
+            writer.write(encode_frame(8, (1000).to_bytes(2, "big")))
+            assert b"alive" in await reader.read()
+        else:
+            writer.write_eof()
+        await receiver.readuntil(b"body\r\n")
+        assert server.stats().in_msgs == count + 1
+        writer.close()
+        sender.close()
+    assert max(sizes, default=0) <= 128 * 1024
+    if finish != "end of file":
+        assert len({id(rest) for rest in rests}) * 4 < len(rests)
