@@ -62,10 +62,10 @@ def test_a_transform_gives_the_stored_subject(nats_server: Client, dest: str, na
 
 
 @pytest.mark.parametrize("dest", REFUSED, ids=range(len(REFUSED)))
-def test_a_number_out_of_range_is_refused(reference: Client, dest: str, name: str) -> None:
+def test_a_number_out_of_range_is_refused(nats_server: Client, dest: str, name: str) -> None:
     mapping = {"src": f"{name}.*.*", "dest": dest}
     config = {"name": name, "subjects": [f"{name}.>"], "subject_transform": mapping}
     with pytest.raises(BadTransform) as refused:
         check_transform(f"{name}.*.*", dest)
-    answer = reference.api(f"STREAM.CREATE.{name}", config)
+    answer = nats_server.api(f"STREAM.CREATE.{name}", config)
     assert str(refused.value) in answer["error"]["description"]
