@@ -16,7 +16,6 @@ import numpy as np
 
 from headrace.broker.consumers.retention_interest import find_needed, still_needed_mask
 from headrace.broker.streams.stream_metadata import sweep_key
-from headrace.code_probes import sometimes
 from headrace.storage import Filter, MetadataStore
 from headrace.storage.sequence_arrays import Seqs
 
@@ -100,7 +99,6 @@ class InterestSweep:
     def resume(self) -> None:
         """Look at all messages again if a crash interrupted that."""
         if self._metadata.get(sweep_key(self._log.ident)) is not None:
-            sometimes("interest is checked again after a crash")
             self._is_recorded = True
             self.recheck()
 
