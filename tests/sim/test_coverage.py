@@ -36,6 +36,7 @@ SEEDS = [
     472,
     521,
     567,
+    774,
 ]
 STORE_SEEDS = [2, 21]
 #: A change of the broker changes what a seed does: try this many more seeds before a probe counts as unreachable.
