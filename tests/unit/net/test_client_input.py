@@ -45,7 +45,7 @@ def test_cheap_operations_are_parsed_in_few_pieces() -> None:
 async def test_everything_arrives_in_order_across_slices(
     finish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_input, "SLICE_S", 0.0)  # so that each turn parses one piece
+    monkeypatch.setattr(client_input, "INPUT_SLICE_S", 0.0)  # so that each turn parses one piece
     count = 5_000
     async with Server() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -96,7 +96,7 @@ async def test_a_compressed_message_is_inflated_as_it_is_parsed(
     finish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest is neither inflated ahead nor copied for every slice, and frames after it wait."""
-    monkeypatch.setattr(client_input, "SLICE_S", 0.0)  # so that each turn parses one piece
+    monkeypatch.setattr(client_input, "INPUT_SLICE_S", 0.0)  # so that each turn parses one piece
     parse_rest = ClientInput._parse_rest
     rests: list[bytearray | None] = []
     sizes: list[int] = []

@@ -32,7 +32,7 @@ MESSAGE_OVERHEAD = 64
 #: The same for a message that the compiled core does not encode: it costs more time, whatever its size.
 SINGLE_OVERHEAD = 4096
 #: Maximum number of messages that a receiver inside the server gets at a time; it stores each of them.
-INTERNAL_RUN_MAX = 128
+INTERNAL_RUN_MAX = 1024
 
 
 class DeliveryLoop:
