@@ -10,6 +10,7 @@ import nats
 import pytest
 
 import headrace
+from headrace.client import connect
 from headrace.config.options import OptionsError
 from headrace.monitor.routes import make_pages
 from support import certificates
@@ -46,19 +47,19 @@ async def test_on_a_free_port() -> None:
     async with headrace.Server() as one, headrace.Server() as two:
         assert one.port != two.port
         assert one.url == f"nats://127.0.0.1:{one.port}"
-        await round_trip(await nats.connect(one.url))
-        await round_trip(await nats.connect(two.url))
+        await round_trip(await connect(one.url))
+        await round_trip(await connect(two.url))
 
 
 async def test_stop_cuts_clients_and_frees_the_port() -> None:
     server = headrace.Server()
     await server.start()
     port = server.port
-    client = await nats.connect(server.url, allow_reconnect=False)
+    client = await connect(server.url, allow_reconnect=False)
     await server.stop()
     await server.stop()
     async with headrace.Server(port=port) as again:
-        await round_trip(await nats.connect(again.url))
+        await round_trip(await connect(again.url))
     await client.close()
 
 
@@ -71,7 +72,7 @@ async def test_a_client_comes_back_after_a_restart() -> None:
     server = headrace.Server()
     await server.start()
     port = server.port
-    client = await nats.connect(
+    client = await connect(
         server.url, reconnect_time_wait=0.01, max_reconnect_attempts=-1, reconnected_cb=reconnected
     )
     await server.stop()
@@ -106,27 +107,27 @@ async def test_a_port_in_use_leaves_nothing_running() -> None:
         second = headrace.Server(port=server.port, http_port=-1)
         with pytest.raises(OptionsError, match=str(server.port)):
             await second.start()
-        await round_trip(await nats.connect(server.url))
+        await round_trip(await connect(server.url))
 
 
 async def test_a_server_listens_on_ipv6() -> None:
     async with headrace.Server(host="::1") as server:
         assert server.url == f"nats://[::1]:{server.port}"
-        await round_trip(await nats.connect(server.url))
+        await round_trip(await connect(server.url))
 
 
 async def test_user_and_password() -> None:
     async with headrace.Server(user="ada", password="secret") as server:
-        await round_trip(await nats.connect(server.url, user="ada", password="secret"))
+        await round_trip(await connect(server.url, user="ada", password="secret"))
         with pytest.raises(nats.errors.Error, match=r"(?i)authorization violation"):
-            await nats.connect(server.url, user="ada", password="wrong", allow_reconnect=False)
+            await connect(server.url, user="ada", password="wrong", allow_reconnect=False)
 
 
 async def test_only_the_right_token_connects() -> None:
     async with headrace.Server(token="secret") as server:
-        await round_trip(await nats.connect(server.url, token="secret"))
+        await round_trip(await connect(server.url, token="secret"))
         with pytest.raises(nats.errors.Error, match=r"(?i)authorization violation"):
-            await nats.connect(server.url, allow_reconnect=False)
+            await connect(server.url, allow_reconnect=False)
 
 
 def client_context(made: certificates.Certificates, *, certificate: bool = False) -> ssl.SSLContext:
@@ -140,13 +141,13 @@ async def test_a_server_serves_tls(tmp_path: Path) -> None:
     made = certificates.make(tmp_path)
     async with headrace.Server(tls_cert=made.cert, tls_key=made.key) as server:
         assert server.url.startswith("tls://")
-        await round_trip(await nats.connect(server.url, tls=client_context(made)))
+        await round_trip(await connect(server.url, tls=client_context(made)))
 
 
 async def test_a_server_serves_tls_handshake_first(tmp_path: Path) -> None:
     made = certificates.make(tmp_path)
     async with headrace.Server(tls_cert=made.cert, tls_key=made.key, tls_handshake_first=True) as server:
-        client = await nats.connect(server.url, tls=client_context(made), tls_handshake_first=True)
+        client = await connect(server.url, tls=client_context(made), tls_handshake_first=True)
         await round_trip(client)
 
 
@@ -154,11 +155,9 @@ async def test_required_client_certificates_are_checked(tmp_path: Path) -> None:
     made = certificates.make(tmp_path)
     settings = {"tls_cert": made.cert, "tls_key": made.key, "tls_ca": made.ca, "tls_verify": True}
     async with headrace.Server(**settings) as server:
-        await round_trip(await nats.connect(server.url, tls=client_context(made, certificate=True)))
+        await round_trip(await connect(server.url, tls=client_context(made, certificate=True)))
         with pytest.raises((nats.errors.Error, OSError)):
-            await nats.connect(
-                server.url, tls=client_context(made), allow_reconnect=False, connect_timeout=20
-            )
+            await connect(server.url, tls=client_context(made), allow_reconnect=False, connect_timeout=20)
 
 
 async def test_a_server_that_silently_waits_for_tls_lets_go(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ async def test_a_server_that_silently_waits_for_tls_lets_go(tmp_path: Path) -> N
 
 async def test_stats_count_connections_and_messages() -> None:
     async with headrace.Server() as server:
-        client = await nats.connect(server.url)
+        client = await connect(server.url)
         await client.subscribe("a")
         await client.publish("a", b"12345")
         await client.flush()
@@ -180,14 +179,14 @@ async def test_stats_count_connections_and_messages() -> None:
         assert (vitals.connections, vitals.total_connections, vitals.subscriptions) == (1, 1, 1)
         assert (vitals.in_msgs, vitals.in_bytes, vitals.out_msgs, vitals.out_bytes) == (1, 5, 1, 5)
         await client.close()
-        await round_trip(await nats.connect(server.url))
+        await round_trip(await connect(server.url))
         assert server.stats().total_connections == 2
         assert server.stats().in_msgs == 2
 
 
 async def test_time_passes_on_request_under_an_unmodified_client() -> None:
     async with headrace.Server(clock="virtual") as server:
-        client = await nats.connect(server.url)
+        client = await connect(server.url)
         before = server.now_ns()
         happened: list[int] = []
         server.timers.after(3600 * 10**9, lambda: happened.append(server.now_ns() - before))
@@ -202,7 +201,7 @@ async def test_time_passes_on_request_under_an_unmodified_client() -> None:
 
 async def test_messages_grow_old_on_request(tmp_path: Path) -> None:
     async with headrace.Server(tmp_path, clock="virtual") as server:
-        client = await nats.connect(server.url)
+        client = await connect(server.url)
         jetstream = client.jetstream()
         await jetstream.add_stream(name="S", subjects=["s"], max_age=3600)
         await jetstream.publish("s", b"1")
@@ -236,7 +235,7 @@ async def test_lame_duck_tells_clients_and_ends() -> None:
         told.set()
 
     async with headrace.Server(lame_duck_grace_s=0.01, lame_duck_duration_s=0.02) as server:
-        client = await nats.connect(server.url, allow_reconnect=False, lame_duck_mode_cb=hear)
+        client = await connect(server.url, allow_reconnect=False, lame_duck_mode_cb=hear)
         server.begin_lame_duck()
         server.begin_lame_duck()
         await asyncio.wait_for(told.wait(), 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import nats.aio.client
@@ -10,11 +11,23 @@ from headrace.client.context import JetStream
 
 
 class Client(nats.aio.client.Client):
-    """A connection; everything else is nats-py's."""
+    """A nats-py connection with our JetStream context, whose `flush` waits for all commands sent before it."""
 
     def jetstream(self, **opts: Any) -> JetStream:
         """Return a JetStream context; options `prefix`, `domain`, `timeout` in seconds and nats-py's others."""
         return JetStream(self, **opts)
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        """Write the buffered commands, then the PING.
+
+        nats-py writes the PING ahead of the commands in its buffer, so `flush` could return before the server has
+        seen a new subscription.
+        """
+        if self._transport and self.is_connected and self._pending:
+            self._transport.writelines(self._pending[:])
+            self._pending = []
+            self._pending_data_size = 0
+        await super()._send_ping(future)
 
 
 async def connect(servers: str | list[str] = "nats://127.0.0.1:4222", **options: Any) -> Client:

@@ -8,6 +8,7 @@ import nats
 import pytest
 
 from headrace.cli import main
+from headrace.client import connect
 from headrace.testing import HostedServer
 from support.processes import TIMEOUT_S
 
@@ -25,7 +26,7 @@ def test_a_subscriber_shows_what_is_published(headrace_server: HostedServer) -> 
 
 
 async def test_a_request_shows_the_answer(headrace_url: str) -> None:
-    client = await nats.connect(headrace_url)
+    client = await connect(headrace_url)
 
     async def answer(message: nats.aio.msg.Msg) -> None:
         await message.respond(message.data.upper())

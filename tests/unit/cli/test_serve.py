@@ -14,6 +14,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from headrace.client import connect
 from support.processes import TIMEOUT_S, headrace, serving
 
 
@@ -107,7 +108,7 @@ def test_it_stops_cleanly(number: signal.Signals, tmp_path: Path) -> None:
 
 async def test_it_stops_with_clients_connected(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        client = await nats.connect(server.url, allow_reconnect=False)
+        client = await connect(server.url, allow_reconnect=False)
         await client.subscribe("a")
         await client.flush()
         server.signal(signal.SIGTERM)
@@ -117,7 +118,7 @@ async def test_it_stops_with_clients_connected(tmp_path: Path) -> None:
 
 async def test_an_unmodified_client_can_use_it(tmp_path: Path) -> None:
     with serving(tmp_path, "-a", "127.0.0.1") as server:
-        client = await nats.connect(server.url)
+        client = await connect(server.url)
         messages = await client.subscribe("a.*")
         await client.publish("a.b", b"payload")
         message = await messages.next_msg(20)
@@ -127,12 +128,12 @@ async def test_an_unmodified_client_can_use_it(tmp_path: Path) -> None:
 
 async def test_credentials_never_reach_the_log(tmp_path: Path) -> None:
     with serving(tmp_path, "--user", "ada", "--pass", "s3cret-one", "-DV") as server:
-        client = await nats.connect(server.url, user="ada", password="s3cret-one")
+        client = await connect(server.url, user="ada", password="s3cret-one")
         await client.publish("a", b"b")
         await client.flush()
         await client.close()
         with pytest.raises(nats.errors.Error):
-            await nats.connect(
+            await connect(
                 server.url, user="ada", password="s3cret-two", allow_reconnect=False, max_reconnect_attempts=0
             )
         server.signal(signal.SIGTERM)
@@ -142,7 +143,7 @@ async def test_credentials_never_reach_the_log(tmp_path: Path) -> None:
 
 async def test_a_token_never_reaches_the_log(tmp_path: Path) -> None:
     with serving(tmp_path, "--auth", "s3cret", "-DV", "--log_format", "json") as server:
-        client = await nats.connect(server.url, token="s3cret")
+        client = await connect(server.url, token="s3cret")
         await client.close()
         server.signal(signal.SIGTERM)
         await asyncio.to_thread(server.ended)
@@ -162,7 +163,7 @@ async def test_serve_opens_a_monitoring_port(tmp_path: Path) -> None:
         ports = json.loads((tmp_path / f"nats-server_{server.process.pid}.ports").read_text())
         assert ports["nats"] == [server.url]
         http_port = int(ports["monitoring"][0].rpartition(":")[2])
-        client = await nats.connect(server.url)
+        client = await connect(server.url)
         await client.subscribe("a")
         await client.publish("a", b"12345")
         await client.flush()
@@ -201,7 +202,7 @@ async def test_a_configuration_file_and_its_reload(tmp_path: Path) -> None:
             async def note(event: asyncio.Event = event) -> None:
                 event.set()
 
-            clients[name] = await nats.connect(
+            clients[name] = await connect(
                 server.url, user=name, password="1", allow_reconnect=False, closed_cb=note
             )
         write_users(file, "ada")
@@ -216,7 +217,7 @@ async def test_a_configuration_file_and_its_reload(tmp_path: Path) -> None:
         write_users(file, "ada", password="2")
         server.signal(signal.SIGHUP)
         await asyncio.wait_for(closed["ada"].wait(), TIMEOUT_S)
-        again = await nats.connect(server.url, user="ada", password="2")
+        again = await connect(server.url, user="ada", password="2")
         await again.close()
 
 
@@ -275,7 +276,7 @@ async def test_nobody_has_to_read_stderr(tmp_path: Path) -> None:
             writer.write(b"NONSENSE\r\n")
             await asyncio.wait_for(reader.read(), TIMEOUT_S)
             writer.close()
-        client = await nats.connect(url)
+        client = await connect(url)
         await client.flush(timeout=TIMEOUT_S)
         await client.close()
         process.send_signal(signal.SIGTERM)
@@ -295,7 +296,7 @@ async def test_lame_duck_mode_ends_the_server_after_its_clients(tmp_path: Path) 
         async def hear(*_: object) -> None:
             told.set()
 
-        client = await nats.connect(server.url, allow_reconnect=False, lame_duck_mode_cb=hear)
+        client = await connect(server.url, allow_reconnect=False, lame_duck_mode_cb=hear)
         server.signal(signal.SIGUSR2)
         await asyncio.wait_for(told.wait(), TIMEOUT_S)
         assert await asyncio.to_thread(server.ended) == 0

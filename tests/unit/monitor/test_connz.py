@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import msgspec
-import nats
 import pytest
 
 import headrace
+from headrace.client import connect
 from headrace.monitor.connz import connz
 from headrace.monitor.query import Query
 from headrace.monitor.sliced_page import encode_rows
@@ -23,7 +23,7 @@ def page(server: headrace.Server, **query: str) -> dict[str, Any]:
 
 async def test_what_a_connection_moved() -> None:
     async with headrace.Server() as server:
-        client = await nats.connect(server.url, name="miller")
+        client = await connect(server.url, name="miller")
         sub = await client.subscribe("a.*", queue="q")
         await client.publish("a.b", b"12345")
         await sub.next_msg(20)
@@ -47,7 +47,7 @@ async def test_what_a_connection_moved() -> None:
 
 async def test_connz_selects_and_sorts_connections() -> None:
     async with headrace.Server() as server:
-        clients = [await nats.connect(server.url) for _ in range(3)]
+        clients = [await connect(server.url) for _ in range(3)]
         await clients[1].publish("a", b"")
         await clients[1].flush()
 

@@ -18,6 +18,7 @@ from nats.aio.client import Client
 import headrace
 from headrace.broker import Permissions
 from headrace.broker.routing.exports import Export, Import
+from headrace.client import connect
 from headrace.config.options import ANY_PORT, AccountOptions, OptionsError, ServerOptions, User
 
 LOCAL = ServerOptions(host="127.0.0.1", port=ANY_PORT)
@@ -25,7 +26,7 @@ LOCAL = ServerOptions(host="127.0.0.1", port=ANY_PORT)
 
 @asynccontextmanager
 async def connected(server: headrace.Server, user: str) -> AsyncIterator[Client]:
-    client = await nats.connect(server.url, user=user, password=user)
+    client = await connect(server.url, user=user, password=user)
     try:
         yield client
     finally:
@@ -73,7 +74,7 @@ async def test_a_refused_reload_leaves_the_imports_as_they_were() -> None:
 async def test_contents_are_closed_by_a_reload_that_asks_for_passwords(tmp_path: Path) -> None:
     options = replace(LOCAL, jetstream=True, store_dir=str(tmp_path), http_port=ANY_PORT)
     async with headrace.Server(options=options) as server:
-        client = await nats.connect(server.url)
+        client = await connect(server.url)
         await client.jetstream().add_stream(name="S", subjects=["s"])
         await client.close()
         page = f"http://127.0.0.1:{server.stats().http_port}/headrace/messages?stream=S"
@@ -98,4 +99,4 @@ async def test_a_reload_that_would_open_a_listener_is_refused() -> None:
         with pytest.raises(OptionsError, match="without authentication"):
             server.reload(LOCAL)
         with pytest.raises(nats.errors.Error):
-            await nats.connect(f"nats://127.0.0.1:{server.port}", allow_reconnect=False, connect_timeout=20)
+            await connect(f"nats://127.0.0.1:{server.port}", allow_reconnect=False, connect_timeout=20)
