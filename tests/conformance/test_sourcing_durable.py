@@ -112,7 +112,7 @@ class TestUserManaged:
         eventually(lambda: copying.client.api(bound).get("push_bound"))
         time.sleep(0.2)
         user_made(copying)
-        copying.until("A", 2, 40)
+        copying.until("A", 2, 90)
         assert copying.data("A") == ["a", "b"]
 
     def test_last_per_subject(self, copying: Copying) -> None:

@@ -26,7 +26,7 @@ LONG_FUNCTIONS = {
 }
 #: Files with more lines, and how many.
 LONG_FILES = {
-    "_native/records_pure.py": 980,  # mirrors records.pyx, name by name
+    "_native/records_pure.py": 1015,  # mirrors records.pyx, name by name
     "_native/parser_pure.py": 556,  # mirrors parser.pyx, name by name
 }
 #: Functions with more parameters, and how many. Those of the public API take keywords.

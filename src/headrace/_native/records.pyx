@@ -19,6 +19,10 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 
 from headrace._native.record_layout cimport (
     RECORD_HEADER,
+    Record,
+    digits,
+    put,
+    read,
     record_flags,
     record_header_size,
     record_seq,
@@ -71,6 +75,7 @@ cdef enum:
     KIND_TRIM = 5
     KIND_ADVANCE = 6
     SEGMENT_HEAD = 512
+    DIGITS_MAX = 20  # of a sequence
 
 cdef uint64_t BOUND_BIT = 1ULL << 63
 # Values above are bounds (BOUND_ONLY_BIT); a log ends far below. No store writes a record with a higher sequence.
@@ -1090,6 +1095,55 @@ cdef class LogWriter(BlockBuilder):
                               time_ns, ttl_s, flags)
             time_ns += step_ns
         return first
+
+    def append_copies(self, view, seqs, Py_ssize_t start, Py_ssize_t count_max, int64_t size_max, int64_t overhead,
+                      source_header=None, uint64_t time_ns=0):
+        """Append the next records of another log that need no decision; return how many, and their size.
+
+        The size of a record is that of its payload and `overhead`.
+
+        They are those of `view` that are in `seqs` from `start` on. Without `source_header` they keep their sequences and
+        times. With it, each gets a header of its three parts, the record's sequence after the first and its subject after
+        the second, and times from `time_ns` on. Stops before a record that has headers, would leave a gap or may not fit
+        into the open frame, before a large one, and after `size_max` bytes, unless that is negative.
+        """
+        cdef const uint8_t[::1] data = view
+        cdef const uint64_t[::1] wanted = seqs
+        cdef const char *p = <const char *>&data[0] if data.shape[0] else NULL
+        cdef const char *end = p + data.shape[0]
+        cdef Py_ssize_t last = min(start + count_max, wanted.shape[0]), i = start, header_size = 0, size
+        cdef int64_t total = 0
+        cdef bytes first, second, third
+        cdef bytearray scratch
+        cdef char *header = NULL
+        cdef char *to
+        cdef Record record
+        if source_header is not None:
+            first, second, third = source_header
+            scratch = bytearray(len(first) + len(second) + len(third) + DIGITS_MAX + SUBJECT_MAX)
+            header = PyByteArray_AS_STRING(scratch)
+        while i < last and read(p, end, &record):
+            p += record.size
+            if record.seq < wanted[i]:
+                continue
+            if record.seq > wanted[i] or record.header_size or (header == NULL and record.seq != self.last_seq + 1):
+                break
+            if header != NULL:
+                to = put(header, PyBytes_AS_STRING(first), PyBytes_GET_SIZE(first))
+                to = put(digits(to, record.seq), PyBytes_AS_STRING(second), PyBytes_GET_SIZE(second))
+                to = put(to, record.subject, record.subject_size)
+                header_size = put(to, PyBytes_AS_STRING(third), PyBytes_GET_SIZE(third)) - header
+            size = record.size + header_size
+            if size >= self.large_bytes or (self.journaled and (
+                    self.open_frame.closed or self.open_frame.pending_bytes + size > self.open_frame.max_bytes)):
+                break
+            self.c_append(record.subject, record.subject_size, header, header_size, record.payload, record.payload_size,
+                          record.time_ns if header == NULL else time_ns + <uint64_t>(i - start), 0, 0)
+            total += record.payload_size + overhead
+            i += 1
+            if 0 <= size_max < total:
+                break
+        return i - start, total
 
     cdef uint64_t c_append(self, const char *subject, Py_ssize_t sl, const char *header, Py_ssize_t hl,
                            const char *payload, Py_ssize_t pl, uint64_t time_ns, uint32_t ttl_s,

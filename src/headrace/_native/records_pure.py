@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace._native.record_header import RECORD_HEADER, RECORD_HEADER_BYTES
+from headrace._native.record_header import RECORD_HEADER, RECORD_HEADER_BYTES, iter_selected_records
 
 Array = npt.NDArray[Any]
 
@@ -747,6 +747,45 @@ class LogWriter(BlockBuilder):
             self.append(subject, header, payload, time_ns, ttl_s, flags)
             time_ns += step_ns
         return first
+
+    def append_copies(
+        self,
+        view: memoryview,
+        seqs: npt.NDArray[np.uint64],
+        start: int,
+        count_max: int,
+        size_max: int,
+        overhead: int,
+        source_header: tuple[bytes, bytes, bytes] | None = None,
+        time_ns: int = 0,
+    ) -> tuple[int, int]:
+        """Append the next records of another log that need no decision; return how many, and their size.
+
+        The size of a record is that of its payload and `overhead`. They are those of `view` that are in `seqs` from
+        `start` on. Without `source_header` they keep their sequences and times. With it, each gets a header of its three
+        parts, the record's sequence after the first and its subject after the second, and times from `time_ns` on. Stops
+        before a record that has headers, would leave a gap or may not fit into the open frame, before a large one, and
+        after `size_max` bytes, unless that is negative.
+        """
+        count = total = 0
+        header, open_frame = b"", self.open_frame
+        records = iter_selected_records(view, seqs, start, count_max)
+        for seq, record_time_ns, subject, record_header, payload in records:
+            if record_header or (source_header is None and seq != self.last_seq + 1):
+                break
+            if source_header is not None:
+                header = b"%s%d%s%s%s" % (source_header[0], seq, source_header[1], subject, source_header[2])
+            size = RECORD_HEADER_BYTES + len(subject) + len(header) + len(payload)
+            is_full = open_frame.closed or open_frame.pending_bytes + size > open_frame.max_bytes
+            if size >= self.large_bytes or (self.journaled and is_full):
+                break
+            copy_time_ns = record_time_ns if source_header is None else time_ns + count
+            self.append_unchecked(subject, header, payload, copy_time_ns)
+            total += len(payload) + overhead
+            count += 1
+            if 0 <= size_max < total:
+                break
+        return count, total
 
     def _accounted_size(self, size: int, flags: int) -> int:
         return size + self.overhead + (self.header_extra if flags & HAS_HEADER else 0)

@@ -162,6 +162,76 @@ def test_a_closed_or_full_frame_refuses_records(records: ModuleType) -> None:
     assert memory.append(b"a", b"", b"", 1) == 1
 
 
+def upstream_view(records: ModuleType, messages: list[tuple[bytes, bytes, bytes]]) -> memoryview:
+    """Return the records of a log with these messages, at times from 1,000 on."""
+    log = appender(records, block=1 << 20)
+    log.append_many(messages, 1000, step_ns=1)
+    return memoryview(bytes(log.tail[: log.tail_used]))
+
+
+def stored(records: ModuleType, log: Any) -> list[tuple[int, bytes, bytes, bytes]]:
+    """Return time, subject, header and payload of each message in the tail of a log."""
+    rows = [log.columns.row(row)[0] for row in range(log.columns.rows)]
+    first = log.block_offset + 32
+    return [records.decode_record(log.tail, offset - first)[:4] for offset in rows]
+
+
+SEQS = np.array([1, 2, 3, 4, 5], np.uint64)
+SOURCE_HEADER = (b"NATS/1.0\r\nSource: B ", b" > > ", b"\r\n\r\n")
+
+
+class TestAppendCopies:
+    def test_of_a_mirror_up_to_a_record_with_headers(self, records: ModuleType) -> None:
+        view = upstream_view(
+            records, [(b"a", b"", b"one"), (b"b", b"", b"three"), (b"c", b"H: 1", b""), (b"d", b"", b"")]
+        )
+        log = appender(records, block=1 << 20)
+        assert log.append_copies(view, SEQS, 0, 9, -1, 100) == (2, 208)
+        assert stored(records, log) == [(1000, b"a", b"", b"one"), (1001, b"b", b"", b"three")]
+        assert log.append_copies(view, SEQS, 2, 9, -1, 100) == (0, 0)
+        assert (log.last_seq, log.messages, list(log.subject_index.counts)) == (2, 2, [1, 1])
+
+    def test_of_a_mirror_up_to_a_gap(self, records: ModuleType) -> None:
+        view = upstream_view(records, [(b"a", b"", b"x")] * 5)
+        log = appender(records)
+        assert log.append_copies(view, np.array([1, 2, 4], np.uint64), 0, 9, -1, 0) == (2, 2)
+        assert log.append_copies(view, np.array([4, 5], np.uint64), 0, 9, -1, 0) == (0, 0)
+
+    def test_of_a_source_with_a_header_and_times_of_its_own(self, records: ModuleType) -> None:
+        view = upstream_view(records, [(b"a", b"", b"1"), (b"skipped", b"", b"2"), (b"a.b", b"", b"3")])
+        log = appender(records, block=1 << 20, first=7)
+        seqs = np.array([1, 3, 4], np.uint64)
+        assert log.append_copies(view, seqs, 0, 9, -1, 0, SOURCE_HEADER, 50) == (2, 2)
+        header = b"NATS/1.0\r\nSource: B %d > > %s\r\n\r\n"
+        assert stored(records, log) == [
+            (50, b"a", header % (1, b"a"), b"1"),
+            (51, b"a.b", header % (3, b"a.b"), b"3"),
+        ]
+        assert log.last_seq == 8
+
+    def test_stops_at_both_limits_and_at_the_end_of_the_view(self, records: ModuleType) -> None:
+        view = upstream_view(records, [(b"a", b"", b"x" * 10)] * 3)
+        for count_max, size_max, expected in (
+            (2, -1, (2, 30)),
+            (9, 14, (1, 15)),
+            (9, 15, (2, 30)),
+            (9, -1, (3, 45)),
+        ):
+            assert appender(records).append_copies(view, SEQS, 0, count_max, size_max, 5) == expected
+        assert appender(records).append_copies(view[:-1], SEQS, 0, 9, -1, 5) == (2, 30)
+        assert appender(records).append_copies(memoryview(b""), SEQS, 0, 9, -1, 5) == (0, 0)
+
+    def test_leaves_what_the_frame_may_not_hold(self, records: ModuleType) -> None:
+        view = upstream_view(records, [(b"a", b"", b"x" * 10)] * 2 + [(b"a", b"", b"x" * 5000)])
+        log = records.LogWriter(records.OpenFrame(), 7, records.SubjectIndex(), 512, 1000, True)
+        log.open_frame.max_bytes = 50
+        assert log.append_copies(view, SEQS, 0, 9, -1, 0) == (1, 10)
+        log.open_frame.max_bytes = 1 << 40
+        assert log.append_copies(view, SEQS, 1, 9, -1, 0) == (1, 10)  # the third is large
+        log.open_frame.closed = True
+        assert log.append_copies(view, SEQS, 0, 9, -1, 0, SOURCE_HEADER) == (0, 0)
+
+
 def test_bytes_follow_the_formula_of_nats_server(records: ModuleType) -> None:
     stored, memory = appender(records), appender(records, journaled=False)
     for log in (stored, memory):

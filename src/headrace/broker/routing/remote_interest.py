@@ -13,7 +13,7 @@ import random
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.broker.routing.ack_subject import iter_selected_records
+from headrace._native.record_header import iter_selected_records
 from headrace.protocol.leafnode import encode_original_subject
 
 if TYPE_CHECKING:

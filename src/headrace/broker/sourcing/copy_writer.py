@@ -17,9 +17,12 @@ from headrace.jetstream_api.times import TTL_INVALID, TTL_NEVER, parse_ttl
 
 if TYPE_CHECKING:
     from headrace.broker.streams.stream_context import StreamContext
+    from headrace.storage.sequence_arrays import Seqs
 
 EMPTY_HEADER = b"NATS/1.0\r\n\r\n"
 NO_HEADERS: Mapping[bytes, bytes] = {}
+#: What a message of a run counts besides header and payload: deliver subject and ack subject.
+MESSAGE_OVERHEAD = 100
 _SOURCE = b"Nats-Stream-Source"
 
 
@@ -53,6 +56,14 @@ class CopyWriter(Protocol):
 
     def store(self, seq: int, time_ns: int, subject: bytes, header: bytes, payload: bytes) -> None:
         """Store the next message."""
+
+    def store_plain_run(
+        self, view: memoryview, seqs: Seqs, start: int, count_max: int, size_max: int
+    ) -> tuple[int, int]:
+        """Store the next messages that need no decision in one step; return how many, and their size.
+
+        They are the records of `view` that are in `seqs` from `start` on.
+        """
 
     def flush_incomplete_batch(self, *, idle: bool) -> None:
         """Store an incomplete batch if the upstream has nothing more (`idle`) or sent nothing for long."""
@@ -90,6 +101,17 @@ class BaseCopyWriter:
         self._quota = stream.quota
         self._upstream = upstream
         self._subject_transform: Transform | None = make_first_matching(upstream.entry.subject_transforms)
+
+    @property
+    def _stores_runs(self) -> bool:
+        """Whether messages without headers need no decision: neither transforms nor limits apply to each of them."""
+        fast_path = self._stream.fast_path
+        return self._subject_transform is None and fast_path.enabled and not fast_path.calls_after_append
+
+    def _on_run_stored(self) -> None:
+        stream = self._stream
+        stream.fast_path.last_message_id = b""
+        stream.mark_dirty()
 
     def _transform_subject(self, subject: bytes) -> bytes:
         if self._subject_transform is not None:

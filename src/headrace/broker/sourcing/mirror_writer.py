@@ -5,7 +5,10 @@ Messages that the upstream did not deliver count as deleted.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headrace.broker.sourcing.copy_writer import (
+    MESSAGE_OVERHEAD,
     NO_HEADERS,
     BaseCopyWriter,
     CopyWriter,
@@ -13,6 +16,9 @@ from headrace.broker.sourcing.copy_writer import (
 )
 from headrace.broker.sourcing.upstream_requests import StartPosition
 from headrace.broker.streams import publish_checks
+
+if TYPE_CHECKING:
+    from headrace.storage.sequence_arrays import Seqs
 
 
 class MirrorWriter(BaseCopyWriter):
@@ -81,6 +87,17 @@ class MirrorWriter(BaseCopyWriter):
                 subject, header, payload, time_ns, ttl_s, header_map.get(publish_checks.MSG_ID, b""), rollup
             )
         stream.mark_dirty()
+
+    def store_plain_run(
+        self, view: memoryview, seqs: Seqs, start: int, count_max: int, size_max: int
+    ) -> tuple[int, int]:
+        """Store the next messages that need no decision in one step; return how many, and their size."""
+        if not self._stores_runs:
+            return 0, 0
+        count, size = self._log.append_copies(view, seqs, start, count_max, size_max, MESSAGE_OVERHEAD)
+        if count:
+            self._on_run_stored()
+        return count, size
 
     def _store_plain(self, seq: int, time_ns: int, subject: bytes, payload: bytes) -> None:
         """Store the next message without any checks, on a stream whose fast path is enabled."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.sourcing.batch_capacity import BatchCapacity, BatchCopy
 from headrace.broker.sourcing.copy_writer import (
     EMPTY_HEADER,
+    MESSAGE_OVERHEAD,
     NO_HEADERS,
     BaseCopyWriter,
     CopyWriter,
@@ -30,6 +31,7 @@ from headrace.jetstream_api.times import SECOND_NS
 
 if TYPE_CHECKING:
     from headrace.broker.streams.stream_context import StreamContext
+    from headrace.storage.sequence_arrays import Seqs
 
 _COMMIT = b"Nats-Batch-Commit"
 #: Members of an incomplete batch are held back up to this size; a larger batch becomes visible in parts.
@@ -139,6 +141,31 @@ class SourceWriter(BaseCopyWriter):
             self.rollback()
             raise
         self.received_seq = seq
+
+    def store_plain_run(
+        self, view: memoryview, seqs: Seqs, start: int, count_max: int, size_max: int
+    ) -> tuple[int, int]:
+        """Store the next messages that need no decision in one step; return how many, and their size."""
+        if self._copied or self.pending_batch or not self._stores_runs:
+            return 0, 0
+        stream, log = self._stream, self._log
+        stream.retention.expire_slice(stream.clock.now_ns())
+        header = (
+            EMPTY_HEADER[:-2] + self._source_header_start,
+            self._source_header_middle,
+            self._source_header_end,
+        )
+        time_ns, last_seq = stream.clock.reserve_times(count_max), log.last_seq
+        try:
+            return log.append_copies(
+                view, seqs, start, count_max, size_max, MESSAGE_OVERHEAD, header, time_ns
+            )
+        finally:
+            count = log.last_seq - last_seq
+            if count:
+                self.stored_seq = self.received_seq = int(seqs[start + count - 1])
+                self._save_position()
+                self._on_run_stored()
 
     # What was copied through another consumer
 

@@ -7,10 +7,12 @@ replicator's task.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.routing.ack_subject import iter_selected_records, parse_ack_subject
-from headrace.broker.sourcing.copy_writer import CopyWriter
+from headrace._native.record_header import iter_selected_records
+from headrace.broker.routing.ack_subject import parse_ack_subject
+from headrace.broker.sourcing.copy_writer import MESSAGE_OVERHEAD, CopyWriter
 from headrace.broker.sourcing.upstream_requests import Upstream
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
@@ -26,8 +28,6 @@ _STATUS = b"NATS/1.0 100 "
 _STALLED = b"Nats-Consumer-Stalled"
 _DIGITS_MAX = 20
 _LAST_CONSUMER = b"Nats-Last-Consumer"
-#: What a message of a run counts besides header and payload: deliver subject and ack subject.
-_MESSAGE_OVERHEAD = 100
 
 
 class UpstreamReceiver:
@@ -132,19 +132,25 @@ class UpstreamReceiver:
             return 0, 0
         self.last_received_ns = self._timers.now_ns()
         count = size = 0
-        store = self._writer.store
         try:
-            for seq, time_ns, subject, header, payload in iter_selected_records(view, seqs, at, limit):
-                store(seq, time_ns, subject, header, payload)
-                count += 1
-                size += len(header) + len(payload)
-                if 0 <= size_max < size + count * _MESSAGE_OVERHEAD:
-                    break
+            count, size = self._writer.store_plain_run(view, seqs, at, limit, size_max)
+            if not count:
+                for stored_size in self._store_records(iter_selected_records(view, seqs, at, limit)):
+                    count += 1
+                    size += stored_size
+                    if 0 <= size_max < size:
+                        break
         except (RequestError, StoreError):
             self._replicator.on_store_error()
         if count:
             self._on_stored(self._last_consumer_seq + count, int(seqs[at + count - 1]), num_pending - count)
-        return count, size + count * _MESSAGE_OVERHEAD
+        return count, size
+
+    def _store_records(self, records: Iterable[tuple[int, int, bytes, bytes, bytes]]) -> Iterator[int]:
+        """Store one record after the other, and yield its size."""
+        for seq, time_ns, subject, header, payload in records:
+            self._writer.store(seq, time_ns, subject, header, payload)
+            yield len(header) + len(payload) + MESSAGE_OVERHEAD
 
     def _on_delivery(
         self,
