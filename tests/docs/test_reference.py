@@ -18,7 +18,7 @@ from headrace.jetstream_api.configs import ApiStruct, ConsumerConfig, StreamConf
 from headrace.jetstream_api.requests import NextRequest
 from headrace.reader import options
 from headrace.spark.kv import kv_datasource
-from headrace.spark.write import stream_writer
+from headrace.spark.write import write_options
 from headrace.testing import HostedServer
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def test_the_spark_page_has_a_row_for_every_option() -> None:
     tables = (
         options._CONNECTION_OPTIONS,
         options._READ_OPTIONS,
-        stream_writer._WRITE_OPTIONS,
+        write_options.WRITE_OPTIONS,
         kv_datasource._WRITE_OPTIONS,
     )
     names = {"servers", "stream", "bucket", "keys", "mode"}.union(*tables)
@@ -106,7 +106,7 @@ def test_the_spark_page_has_a_row_for_every_option() -> None:
 def test_the_spark_page_has_the_defaults_of_the_code() -> None:
     page = (REFERENCE / "spark.md").read_text()
     read = options.parse_read_options({"stream": "S"})
-    write = stream_writer.parse_write_options({"stream": "S"})
+    write = write_options.parse_write_options({"stream": "S"})
     defaults = {
         "timeout": f"{read.address.timeout_s:g}s",
         "reconnect": f"{read.reconnect_s:g}s",
@@ -119,6 +119,10 @@ def test_the_spark_page_has_the_defaults_of_the_code() -> None:
         "claimErrors": read.claim_errors,
         "atomic": write.atomic,
         "batchSize": str(write.batch_messages),
+        "exactlyOnce": write.exactly_once,
+        "atLeastOnce": str(write.at_least_once).lower(),
+        "stagingExpiry": f"{write.staging_expiry_s / 86_400:g}d",
+        "progressExpiry": f"{write.progress_expiry_s / 86_400:g}d",
         "conflict": kv_datasource.KvWriteOptions.conflict,
     }
     for name, default in defaults.items():

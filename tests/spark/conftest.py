@@ -24,7 +24,12 @@ from typer.testing import CliRunner
 
 from conformance.servers import KINDS, OURS, Server, Setup
 from headrace.cli import spark_jobs as commands
-from headrace.reader.blocking_connection import BlockingConnection, ServerAddress, drop_connection
+from headrace.reader.blocking_connection import (
+    BlockingConnection,
+    ConnectionFailed,
+    ServerAddress,
+    drop_connection,
+)
 from support.ports import free_port
 
 Query = TypeVar("Query", bound=DataSourceStreamReader)
@@ -112,7 +117,12 @@ class Broker:
         return self.server.monitoring_url("").rstrip("/")
 
     def api(self, call: str, body: Any = None) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.link.request(f"$JS.API.{call}", body).payload)
+        try:
+            answer: dict[str, Any] = json.loads(self.link.request(f"$JS.API.{call}", body).payload)
+        except ConnectionFailed:
+            # A server closes a connection that does not answer its pings, which nobody reads during long tests.
+            self.reconnect()
+            answer = json.loads(self.link.request(f"$JS.API.{call}", body).payload)
         assert "error" not in answer, answer["error"]
         return answer
 

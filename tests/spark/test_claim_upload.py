@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headrace.claims.registry import ClaimEntry, Registry
-from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, Msg, ServerAddress
+from headrace.reader.blocking_connection import ServerAddress
 from headrace.reader.claim_fetch import load_claim_configs
 from headrace.reader.options import OptionError
-from headrace.spark.write.claim_upload import ClaimUploadConfig
+from headrace.spark.write.claim_upload import ClaimUploadConfig, ClaimUploader
+from headrace.spark.write.direct_writer import DirectWriter
 from headrace.spark.write.encode_rows import RawMessage, find_header, make_message_columns
-from headrace.spark.write.publisher import AtomicWriter, IdempotentWriter, WriteError, WriteTarget
-from headrace.spark.write.stream_writer import parse_write_options
+from headrace.spark.write.write_batches import WriteError
+from headrace.spark.write.write_options import parse_write_options
+from headrace.spark.write.write_target import WriteTarget
 from spark.conftest import Broker
+from spark.sink_cases import stage, stored_messages, write_epoch
+from spark.sink_cases import target as sink_target
 from spark.test_batch_reader import Load
 
 LARGE = 5000
@@ -41,7 +46,7 @@ def objects(folder: Path) -> list[Path]:
 
 
 def sink(broker: Broker, name: str) -> None:
-    broker.create(name, subjects=[f"{name}.>", f"_progress.{name}.>"], allow_atomic=True, allow_msg_ttl=True)
+    broker.create(name, allow_atomic=True, allow_msg_ttl=True)
 
 
 def test_a_table_with_large_payloads_comes_back_whole(
@@ -67,31 +72,78 @@ def target(broker: Broker, name: str, settings: str, **changes: Any) -> WriteTar
     address = ServerAddress(servers=(broker.url,))
     uploads = ClaimUploadConfig(address, load_claim_configs(settings)[0], name, True)
     uploads.prepare()
-    values = {
-        "progress_prefix": f"_progress.{name}",
-        "query": "q",
-        "epoch": 4,
-        "partition": 0,
-        "batch_messages": 100,
-    }
-    return WriteTarget(address, "$JS.API", name, **{**values, **changes}, claim_upload=uploads)
+    return replace(sink_target(broker, name), claim_upload=uploads, **changes)
 
 
 def rows(name: str, count: int) -> list[RawMessage]:
     return [(f"{name}.x".encode(), b"", b"%d" % n * LARGE) for n in range(count)]
 
 
-@pytest.mark.parametrize("kind", [AtomicWriter, IdempotentWriter])
-def test_a_repeated_task_puts_nothing_away_twice(
-    broker: Broker, name: str, settings: str, tmp_path: Path, kind: Any
+def rows_with_ids(name: str, count: int) -> list[RawMessage]:
+    return [
+        (subject, b"Nats-Msg-Id: i%d\r\n" % number, payload)
+        for number, (subject, _, payload) in enumerate(rows(name, count))
+    ]
+
+
+def test_a_repeated_epoch_uploads_nothing_twice(
+    broker: Broker, name: str, settings: str, tmp_path: Path
 ) -> None:
     sink(broker, name)
-    place = target(broker, name, settings, **({"progress_prefix": ""} if kind is IdempotentWriter else {}))
-    assert kind(place).publish(rows(name, 3)) == 3
+    place = target(broker, name, settings)
+    stage(place, rows(name, 3))  # an attempt that died
     first = objects(tmp_path)
     assert len(first) == 3
-    assert kind(place).publish(rows(name, 3)) == 0
+    write_epoch(place, rows(name, 3))
+    write_epoch(place, rows(name, 3))
     assert objects(tmp_path) == first
+    assert kept(tmp_path) == claims_in(messages(broker, name))
+
+
+def test_by_ids_a_repeated_task_uploads_nothing_twice_in_another_order(
+    broker: Broker, name: str, settings: str, tmp_path: Path
+) -> None:
+    sink(broker, name)
+    place = target(broker, name, settings)
+    every = rows_with_ids(name, 3)
+    assert DirectWriter(place, needs_ids=True).publish(every) == 3
+    first = objects(tmp_path)
+    assert DirectWriter(place, needs_ids=True).publish(every[::-1]) == 0
+    assert objects(tmp_path) == first
+    assert kept(tmp_path) == claims_in(messages(broker, name))
+
+
+@pytest.mark.parametrize("allow_atomic", [True, False], ids=["batches", "single messages"])
+def test_published_claims_are_confirmed_with_their_places(
+    broker: Broker,
+    name: str,
+    settings: str,
+    allow_atomic: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the driver dies before it confirms them: the next one finds the messages."""
+    broker.create(name, allow_atomic=allow_atomic, allow_msg_ttl=True)
+    place = target(broker, name, settings)
+    confirmed: dict[str, int] = {}
+    confirm = ClaimUploader.confirm
+
+    def dying(uploader: ClaimUploader, stored: Any) -> None:
+        raise KeyboardInterrupt
+
+    def noted(uploader: ClaimUploader, stored: Any) -> None:
+        found = list(stored)
+        confirmed.update({each.entry.claim_id: seq for each, _, seq in found})
+        confirm(uploader, found)
+
+    monkeypatch.setattr(ClaimUploader, "confirm", dying)
+    with pytest.raises(KeyboardInterrupt):
+        write_epoch(place, rows(name, 2))
+    monkeypatch.setattr(ClaimUploader, "confirm", noted)
+    write_epoch(place, rows(name, 2))
+    found = messages(broker, name)
+    assert confirmed == {
+        json.loads(base64.b64decode(each["data"]))["claim_id"]: each["seq"] for each in found
+    }
 
 
 def test_a_claim_whose_facts_change_while_a_repeated_task_looks_is_looked_at_again(
@@ -130,22 +182,9 @@ def test_other_rows_in_the_same_place_have_claims_of_their_own(
     assert len(objects(tmp_path)) == 2
 
 
-def test_claims_of_refused_rows_are_removed(ours: Broker, name: str, settings: str, tmp_path: Path) -> None:
-    sink(ours, name)
-    wrong = [(b"elsewhere", b"", b"x" * LARGE), *rows(name, 2)]
-    with pytest.raises(WriteError, match="check that the stream has every subject"):
-        AtomicWriter(target(ours, name, settings)).publish(wrong)
-    assert objects(tmp_path) == []
-
-
 def messages(broker: Broker, stream: str) -> list[dict[str, Any]]:
-    """Return all messages of a stream, except the sink's own records."""
-    state = broker.state(stream)
-    every = (
-        broker.api(f"STREAM.MSG.GET.{stream}", {"seq": seq})["message"]
-        for seq in range(state["first_seq"], state["last_seq"] + 1)
-    )
-    return [each for each in every if not each["subject"].startswith("_progress")]
+    """Return all messages of a stream."""
+    return stored_messages(broker, stream)
 
 
 def claims_in(found: list[dict[str, Any]]) -> set[str]:
@@ -164,50 +203,15 @@ def test_claims_of_stored_rows_stay_when_another_row_is_refused(
 ) -> None:
     """With message ids, each row is stored or rejected on its own; a rejection may arrive before an ack."""
     sink(broker, name)
-    publisher = IdempotentWriter(target(broker, name, settings, progress_prefix=""))
-    first, second = rows(name, 2)
-    small = (f"{name}.x".encode(), b"", b"7")
-    with pytest.raises(WriteError, match="does not have a subject that was written"):
-        publisher.publish([first, (b"elsewhere", b"", b"z" * LARGE), small, second])
+    publisher = DirectWriter(target(broker, name, settings), needs_ids=True)
+    first, second = rows_with_ids(name, 2)
+    small = (f"{name}.x".encode(), b"Nats-Msg-Id: s\r\n", b"7")
+    with pytest.raises(WriteError, match="no stream has its subject"):
+        publisher.publish([first, (b"elsewhere", b"Nats-Msg-Id: e\r\n", b"z" * LARGE), small, second])
     stored = messages(broker, name)
     assert len(stored) == 3
     assert len(claims_in(stored)) == 2
     assert kept(tmp_path) == claims_in(stored)
-
-
-def test_claims_of_a_batch_whose_answer_was_lost_stay_when_a_later_batch_is_refused(
-    broker: Broker, name: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink(broker, name)
-    place = target(broker, name, settings, batch_messages=3)
-    answer, lost = BlockingConnection.receive_reply, []
-
-    def losing(link: BlockingConnection, reply: bytes, what: str, timeout_s: float = 0.0) -> Msg:
-        found = answer(link, reply, what, timeout_s)
-        if what == place.progress_subject and not lost:
-            lost.append(found)
-            link.close()
-            raise ConnectionFailed("the connection broke after the batch was stored")
-        return found
-
-    monkeypatch.setattr(BlockingConnection, "receive_reply", losing)
-    with pytest.raises(WriteError, match="rejected a batch"):
-        AtomicWriter(place).publish([*rows(name, 2), (b"elsewhere", b"", b"z" * LARGE)])
-    stored = messages(broker, name)
-    assert (len(lost), len(stored)) == (1, 2)
-    assert kept(tmp_path) == claims_in(stored)
-
-
-def test_by_ids_another_large_row_in_a_repeated_task_is_an_error(
-    ours: Broker, name: str, settings: str
-) -> None:
-    sink(ours, name)
-    place = target(ours, name, settings, progress_prefix="")
-    first, second = rows(name, 2)
-    assert IdempotentWriter(place).publish([first]) == 1
-    with pytest.raises(WriteError, match="row 0 of partition 0 of epoch 4 has changed"):
-        IdempotentWriter(place).publish([second])
-    assert IdempotentWriter(place).publish([first]) == 0
 
 
 def test_message_and_claim_of_a_repeated_task_end_together(
@@ -222,7 +226,7 @@ def test_message_and_claim_of_a_repeated_task_end_together(
     )  # an attempt that died before it stored anything
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 3600 * 10**9)
-    AtomicWriter(place).publish([row])
+    write_epoch(place, [row])
     (message,) = messages(broker, name)
     lines = base64.b64decode(message["hdrs"])
     left_s = json.loads(base64.b64decode(message["data"]))["expires_at"] - time.time_ns() // 10**9
@@ -234,9 +238,8 @@ def test_a_large_row_keeps_its_content_type(ours: Broker, name: str, settings: s
     """Readers get it from the claim's reference."""
     sink(ours, name)
     line = b"A: b\r\nContent-Type: application/json\r\n"
-    AtomicWriter(target(ours, name, settings)).publish(
-        [(f"{name}.x".encode(), line, b"1" * LARGE), *rows(name, 1)]
-    )
+    large = [(f"{name}.x".encode(), line, b"1" * LARGE), *rows(name, 1)]
+    write_epoch(target(ours, name, settings), large)
     kinds = [json.loads(base64.b64decode(each["data"]))["content_type"] for each in messages(ours, name)]
     assert kinds == ["application/json", "application/octet-stream"]
 

@@ -16,15 +16,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from headrace.reader.blocking_connection import ServerAddress
 from headrace.reader.options import parse_read_options
 from headrace.spark import micro_batch_reader
 from headrace.spark import schema as schemas
 from headrace.spark.batch_reader import JetStreamBatchReader
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from headrace.spark.offsets import DataLoss
-from headrace.spark.write.encode_rows import MessageColumns
-from headrace.spark.write.publisher import AtomicWriter, WriteTarget
 from spark.conftest import Begun, Broker, eventually
 
 SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
@@ -211,29 +208,6 @@ def test_a_batch_that_fails_stays_in_the_queue(
     run(fail_from=100)
     assert sorted(seen) == list(range(300))
     assert broker.state(name)["messages"] == 0
-
-
-@pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
-def test_a_broker_that_restarts_while_a_task_writes_has_each_row_once(
-    own_broker: Broker, name: str, crash: bool
-) -> None:
-    broker = own_broker
-    broker.create(name, subjects=[f"{name}.>", f"_progress.{name}.>"], allow_atomic=True)
-    place = WriteTarget(
-        ServerAddress(servers=(broker.url,)), "$JS.API", name, f"_progress.{name}", "q", 1, 0, 100
-    )
-
-    def lots() -> Iterator[MessageColumns]:
-        for start in range(0, 1000, 50):
-            if start in (250, 700):
-                broker.server.restart(crash=crash)
-            payloads = pa.array([b"%d" % n for n in range(start, start + 50)])
-            yield MessageColumns(pa.repeat(pa.scalar(f"{name}.x".encode()), 50), None, payloads)
-
-    AtomicWriter(place).publish_columns(lots())
-    broker.reconnect()
-    query = reader(broker, name, subject=f"{name}.x")
-    assert [row for part in query.partitions() for row in numbers(query.read(part))] == list(range(1000))
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [

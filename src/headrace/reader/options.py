@@ -222,6 +222,12 @@ _DOCUMENTED_NAMES = {
         "batchRows",
         "writeId",
         "batchSize",
+        "exactlyOnce",
+        "atLeastOnce",
+        "stagingPath",
+        "stagingExpiry",
+        "progressExpiry",
+        "deadLetter",
     )
 }
 

@@ -41,6 +41,7 @@ from headrace.spark.batch_reader import JetStreamBatchReader
 from headrace.spark.kv.kv_writer import OPERATIONS, KvChange, KvTarget, KvWriter
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from headrace.spark.schema import SchemaError
+from headrace.spark.write.write_options import SPARK_OPTIONS
 
 KV_SCHEMA = StructType(
     [
@@ -212,7 +213,8 @@ _WRITE_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 def parse_kv_write_options(raw: Mapping[str, str], schema: StructType) -> KvWriteOptions:
     """Parse the options of a write; checks options, columns and bucket."""
     options = o.normalize_names(raw)
-    options.pop("checkpointlocation", None)
+    for name in SPARK_OPTIONS:
+        options.pop(name, None)
     o.check_known(options, _WRITE_OPTIONS, also=("bucket",))
     write_options = KvWriteOptions(
         o.parse_address(options),

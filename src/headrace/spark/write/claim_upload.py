@@ -1,9 +1,9 @@
 """Uploads payloads that are too large for a message as claims, in the tasks of a sink.
 
-Owns the conversion of a chunk of messages to the same chunk with references. Invariants: a claim's name is derived from
-its row's place in the query and from the payload, so that a repeated task finds the claim of the first attempt and no
-other; claims uploaded for rows that are then rejected are removed, and claims that another attempt may have used are
-left to their timers. Must not know Spark. See ADR 53.
+Owns the conversion of a batch of messages to the same batch with references. Invariants: a claim's name is derived from
+its row's place in the query, or its message id, and from the payload, so that a repeated task finds the claim of the first
+attempt and no other; claims uploaded for rows that are then rejected are removed, and claims that another attempt may have
+used are left to their timers. Must not know Spark. See ADR 53.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _PARALLEL = 8
 #: Reserve for what a publisher adds to a row's headers.
 _HEADERS_ADDED = 256
 _TTL = b"Nats-TTL"
+_MSG_ID = b"Nats-Msg-Id"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class ClaimUploadConfig:
 
 @dataclass(frozen=True)
 class UploadedClaim:
-    """A claim that replaces the payload of a row of a chunk."""
+    """A claim that replaces the payload of a row of a batch."""
 
     row: int
     subject: str
@@ -102,7 +103,7 @@ class ClaimUploader:
                 payload, subject = columns.payloads[row].as_py(), columns.subjects[row].as_py().decode()
                 # The payload is part of the id: a query that gives other rows when repeated must not find the earlier
                 # ones' claims.
-                row_id = f"{self._task_id}:{first + row}:{sha256(payload).hexdigest()}"
+                row_id = f"{self._make_row_key(columns, row, first)}:{sha256(payload).hexdigest()}"
                 claim_id = references.make_claim_id(self._config.claim_config.namespace, row_id)
                 entry, is_new = await producer.upload(
                     subject, payload, claim_id, _get_content_type(columns, row)
@@ -112,6 +113,12 @@ class ClaimUploader:
             return entry
 
         return list(await asyncio.gather(*(upload_one(row) for row in rows)))
+
+    def _make_row_key(self, columns: MessageColumns, row: int, first: int) -> str:
+        """Return what identifies a row when the task is repeated: its own id, or its place."""
+        header_lines = b"" if columns.header_lines is None else columns.header_lines[row].as_py()
+        msg_id = find_header(header_lines, _MSG_ID)
+        return f"{self._task_id}:{first + row}" if msg_id is None else f"id:{msg_id.decode()}"
 
     def confirm(self, stored: Iterable[tuple[UploadedClaim, str, int]]) -> None:
         """Record that the messages of these claims are stored, in which stream and with which sequence."""

@@ -1,7 +1,7 @@
 """Encodes rows of a DataFrame as messages.
 
-Owns the sink's columns and the bytes of a publish. Invariant: the same rows give the same bytes, which is how a
-repeated task recognises what it has already written. Must not know batches, progress or connections.
+Owns the sink's columns and the bytes of a message. Invariant: the same row gives the same bytes, whatever rows are
+around it. Must not know batches, progress or connections.
 """
 
 from __future__ import annotations
@@ -100,6 +100,17 @@ class MessageColumns:
         header_lines = None if self.header_lines is None else self.header_lines[start:stop]
         return MessageColumns(self.subjects[start:stop], header_lines, self.payloads[start:stop])
 
+    def take(self, rows: Sequence[int]) -> MessageColumns:
+        """Return the messages at `rows`."""
+        indexes = pa.array(rows, pa.int32())
+        header_lines = None if self.header_lines is None else self.header_lines.take(indexes)
+        return MessageColumns(self.subjects.take(indexes), header_lines, self.payloads.take(indexes))
+
+    def get_message(self, row: int) -> RawMessage:
+        """Return one message."""
+        header_lines = b"" if self.header_lines is None else self.header_lines[row].as_py()
+        return self.subjects[row].as_py(), header_lines, self.payloads[row].as_py()
+
     def to_buffers(self) -> tuple[BinaryColumn, BinaryColumn, BinaryColumn]:
         """Return (offsets, bytes) of subjects, header lines and payloads; () if there are no header lines."""
         header_lines: BinaryColumn = (
@@ -121,6 +132,25 @@ def make_message_columns(messages: Sequence[RawMessage]) -> MessageColumns:
     return MessageColumns(*(pa.array(each, pa.binary()) for each in (subjects, header_lines, payloads)))
 
 
+def join_columns(groups: Sequence[MessageColumns]) -> MessageColumns:
+    """Return all messages of some groups; nothing is copied if there is only one."""
+    if len(groups) == 1:
+        return groups[0]
+    header_lines = None
+    if any(each.header_lines is not None for each in groups):
+        header_lines = pa.concat_arrays(
+            pa.repeat(pa.scalar(b"", pa.binary()), len(each))
+            if each.header_lines is None
+            else each.header_lines
+            for each in groups
+        )
+    return MessageColumns(
+        pa.concat_arrays(each.subjects for each in groups),
+        header_lines,
+        pa.concat_arrays(each.payloads for each in groups),
+    )
+
+
 def find_header(header_lines: bytes, name: bytes) -> bytes | None:
     """Return the first value of a header in a row's lines; matches whole lines only."""
     start = b"%s: " % name
@@ -129,21 +159,30 @@ def find_header(header_lines: bytes, name: bytes) -> bytes | None:
 
 def any_has_header(columns: MessageColumns, name: bytes) -> bool:
     """Return whether any message has a header of this name."""
+    return columns.header_lines is not None and bool(pc.any(_have_header(columns.header_lines, name)).as_py())
+
+
+def find_row_without_header(columns: MessageColumns, name: bytes) -> int | None:
+    """Return the first message without a header of this name; None if all have it."""
     if columns.header_lines is None:
-        return False
+        return 0
+    row = pc.index(_have_header(columns.header_lines, name), False).as_py()
+    return None if row < 0 else int(row)
+
+
+def _have_header(header_lines: pa.Array, name: bytes) -> pa.Array:
     is_first, is_later = (
-        pc.starts_with(columns.header_lines, b"%s: " % name),
-        pc.match_substring(columns.header_lines, b"\r\n%s: " % name),
+        pc.starts_with(header_lines, b"%s: " % name),
+        pc.match_substring(header_lines, b"\r\n%s: " % name),
     )
-    return bool(pc.any(pc.or_(is_first, is_later)).as_py())
+    return pc.or_(is_first, is_later)
 
 
 def encode_batch(batch: pa.RecordBatch, layout: RowLayout) -> MessageColumns:
     """Convert the rows of a batch to messages."""
-    header_lines = _encode_headers(batch, layout)
     return MessageColumns(
         _get_subjects(batch, layout),
-        None if header_lines is None else pa.array(header_lines, pa.binary()),
+        _encode_headers(batch, layout),
         _to_binary(batch.column(layout.names.index("data")), b""),
     )
 
@@ -167,16 +206,29 @@ def _get_column(batch: pa.RecordBatch, layout: RowLayout, name: str) -> list[Any
     return batch.column(layout.names.index(name)).to_pylist() if name in layout.names else None
 
 
-def _encode_headers(batch: pa.RecordBatch, layout: RowLayout) -> list[bytes] | None:
+def _encode_headers(batch: pa.RecordBatch, layout: RowLayout) -> pa.Array | None:
     """Encode the headers of each row as lines; None if no row can have any."""
+    if "msg_id" in layout.names and not {"headers", "ttl"} & set(layout.names):
+        return _encode_ids(batch.column(layout.names.index("msg_id")))
     maps = _get_column(batch, layout, "headers")
     ttls, ids = _get_column(batch, layout, "ttl"), _get_column(batch, layout, "msg_id")
     if maps is None and ttls is None and ids is None:
         return None
     empty: list[Any] = [None] * batch.num_rows
-    return [
+    lines = [
         _encode_header_lines(*row) for row in zip(maps or empty, ttls or empty, ids or empty, strict=True)
     ]
+    return pa.array(lines, pa.binary())
+
+
+def _encode_ids(column: pa.Array) -> pa.Array:
+    """Encode message ids as header lines, all at once; a row without one has no header."""
+    ids = column.cast(pa.string())
+    if pc.any(pc.match_substring_regex(ids, "[\r\n]")).as_py():
+        raise SchemaError("a msg_id contains a line break")
+    lines = pc.binary_join_element_wise("Nats-Msg-Id: ", ids, "\r\n", "")
+    lines = pc.if_else(pc.equal(ids, ""), pa.scalar("", pa.string()), lines)
+    return _to_binary(lines, b"")
 
 
 def _encode_header_lines(pairs: Any, ttl: Any, msg_id: str | int | None) -> bytes:

@@ -1,19 +1,17 @@
-"""Groups the messages of a task into batches that are stored together.
+"""Divides the messages of a task into batches, and encodes their publishes.
 
-Owns where a batch ends and what is recorded about it. Invariant: the same messages make the same batches with the same
-checksums, in whatever portions they arrive, which is how a repeated task recognises what it has written. Must not know
-how batches are published.
+Owns where a batch ends. Must not know how batches are published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace._native import load_native
 from headrace.errors import HeadraceError
@@ -21,6 +19,7 @@ from headrace.spark.write.encode_rows import (
     MessageColumns,
     RawMessage,
     get_offsets_and_bytes,
+    join_columns,
     make_message_columns,
 )
 
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
 else:
     encode_publishes = load_native("reply_scanner").encode_publishes
 
-_BATCH_BYTES_MAX = 4 << 20
+#: Maximum bytes of payloads in a batch; the message that exceeds it is the last one.
+BATCH_BYTES_MAX = 4 << 20
 _GATHER_MESSAGES = 1000
 #: Maximum size of the headers that publishers add.
-_HEADERS_ADDED = 200
+HEADERS_ADDED = 250
 
 
 class WriteError(HeadraceError):
@@ -41,50 +41,13 @@ class WriteError(HeadraceError):
 
 @dataclass(frozen=True)
 class WriteBatch:
-    """Messages that are stored together, and the task's progress after them."""
+    """Messages that are sent together; `first` is the number of the first row in its task."""
 
-    column_groups: list[MessageColumns]
-    rows: int
-    crc: int
+    columns: MessageColumns
+    first: int
 
     def __len__(self) -> int:
-        return sum(len(each) for each in self.column_groups)
-
-    def get_payload(self, row: int) -> bytes:
-        """Return the payload of the message at `row`."""
-        for each in self.column_groups:
-            if row < len(each):
-                return bytes(each.payloads[row].as_py())
-            row -= len(each)
-        raise IndexError(row)
-
-    def encode(
-        self, reply: bytes, header_prefix: bytes, first: int, own_inboxes: Mapping[int, bytes] | None = None
-    ) -> bytearray:
-        """Encode the publishes of all messages; each one's number completes the header that `header_prefix` begins.
-
-        Replies go to `reply`, or to the message's inbox in `own_inboxes`.
-        """
-        out = bytearray()
-        for each, inbox in self._split_by_inbox(reply, own_inboxes or {}):
-            try:
-                out += encode_publishes(*each.to_buffers(), inbox, header_prefix, first)
-            except ValueError as error:
-                raise WriteError(f"{error}; set one, or filter such rows out") from error
-            first += len(each)
-        return out
-
-    def _split_by_inbox(
-        self, reply: bytes, own_inboxes: Mapping[int, bytes]
-    ) -> Iterator[tuple[MessageColumns, bytes]]:
-        """Yield groups of messages whose replies go to the same inbox, in order."""
-        offset = 0
-        for each in self.column_groups:
-            indexes = [index - offset for index in own_inboxes if offset <= index < offset + len(each)]
-            cuts = sorted({0, len(each), *indexes, *(index + 1 for index in indexes)})
-            for start, stop in pairwise(cuts):
-                yield each.slice(start, stop), own_inboxes.get(offset + start, reply)
-            offset += len(each)
+        return len(self.columns)
 
 
 def gather_messages(messages: Iterable[RawMessage]) -> Iterator[MessageColumns]:
@@ -94,59 +57,44 @@ def gather_messages(messages: Iterable[RawMessage]) -> Iterator[MessageColumns]:
         yield make_message_columns(gathered)
 
 
-def make_write_batches(column_groups: Iterable[MessageColumns], size: int) -> Iterator[WriteBatch]:
-    """Group messages into chunks that fit one atomic batch.
-
-    The same messages make the same chunks, however they arrive.
-    """
+def make_write_batches(
+    column_groups: Iterable[MessageColumns], size: int, bytes_max: int = BATCH_BYTES_MAX
+) -> Iterator[WriteBatch]:
+    """Divide messages into batches of at most `size` messages, in whatever portions they arrive."""
     pending: list[MessageColumns] = []
-    rows = crc = count = length = 0
+    first = count = length = 0
     for each in column_groups:
         offset = 0
         while offset < len(each):
-            fit_count, fit_bytes = _count_fitting(each, offset, size - count, _BATCH_BYTES_MAX - length)
+            fit_count, fit_bytes = _count_fitting(each, offset, size - count, bytes_max - length)
             pending.append(each.slice(offset, offset + fit_count))
             offset, count, length = offset + fit_count, count + fit_count, length + fit_bytes
-            if count == size or length >= _BATCH_BYTES_MAX:
-                rows, crc = rows + count, _compute_crc(pending, crc)
-                yield WriteBatch(pending, rows, crc)
-                pending, count, length = [], 0, 0
+            if count == size or length >= bytes_max:
+                yield WriteBatch(join_columns(pending), first)
+                pending, first, count, length = [], first + count, 0, 0
     if pending:
-        yield WriteBatch(pending, rows + count, _compute_crc(pending, crc))
+        yield WriteBatch(join_columns(pending), first)
 
 
 def _count_fitting(columns: MessageColumns, offset: int, rows: int, bytes_left: int) -> tuple[int, int]:
-    """Return how many messages from `offset` on still fit, and their bytes; the one that fills the chunk still fits."""
+    """Return how many messages from `offset` on still fit, and their bytes; the one that fills the batch still fits."""
     ends, _ = get_offsets_and_bytes(columns.payloads)
     next_ends = ends[offset + 1 : offset + 1 + rows]
     fit_count = min(int(np.searchsorted(next_ends, int(ends[offset]) + bytes_left)) + 1, len(next_ends))
     return fit_count, int(next_ends[fit_count - 1] - ends[offset])
 
 
-def _compute_crc(column_groups: list[MessageColumns], crc: int) -> int:
-    """Return the checksum of the messages: their lengths and bytes, column by column."""
-    columns = [0] * 6
-    for each in column_groups:
-        for index, column in enumerate(each.to_buffers()):
-            if column:
-                ends, data = column
-                columns[2 * index] = crc32(np.diff(ends), columns[2 * index])
-                columns[2 * index + 1] = crc32(data[ends[0] : ends[-1]], columns[2 * index + 1])
-    return crc32(np.array(columns, np.int64).tobytes(), crc)
+def encode_messages(columns: MessageColumns, reply: bytes, header_prefix: bytes, first: int) -> bytearray:
+    """Encode the publishes of all messages; each one's number completes the header that `header_prefix` begins."""
+    try:
+        return encode_publishes(*columns.to_buffers(), reply, header_prefix, first)
+    except ValueError as error:
+        raise WriteError(f"{error}; set one, or filter such rows out") from error
 
 
-def check_size(batch: WriteBatch, limit: int) -> None:
-    """Reject a message beyond the server's limit, which would end the connection."""
-    largest = max(_find_largest(each) for each in batch.column_groups) + _HEADERS_ADDED
-    if largest > limit:
-        raise WriteError(
-            f"a message with its headers has {largest} bytes, more than the server accepts ({limit}); "
-            "raise its max_payload, or send the payload as a claim"
-        )
-
-
-def _find_largest(columns: MessageColumns) -> int:
-    sizes = np.diff(get_offsets_and_bytes(columns.payloads)[0])
+def get_message_sizes(columns: MessageColumns) -> npt.NDArray[np.int64]:
+    """Return the bytes of each message: its payload and its own headers."""
+    sizes: npt.NDArray[np.int64] = np.diff(get_offsets_and_bytes(columns.payloads)[0]).astype(np.int64)
     if columns.header_lines is not None:
         sizes = sizes + np.diff(get_offsets_and_bytes(columns.header_lines)[0])
-    return int(sizes.max())
+    return sizes

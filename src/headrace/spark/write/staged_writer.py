@@ -1,0 +1,110 @@
+"""Writes the rows of one task attempt to the staging area.
+
+Owns what an attempt does before the driver decides: it skips an epoch that is already decided, uploads large payloads,
+sorts out rows that no server would accept, and stages the rest. Invariant: it changes nothing in the target. Must not
+know Spark. See ADR 59.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+import numpy as np
+
+from headrace.reader.stream_admin import with_retry
+from headrace.spark.write.claim_upload import ClaimUploader
+from headrace.spark.write.dead_letters import DeadLetters, RefusedRow
+from headrace.spark.write.encode_rows import MessageColumns, RawMessage
+from headrace.spark.write.legacy_progress import load_legacy_epoch
+from headrace.spark.write.progress_log import ProgressLog, StagedAttempt, make_id
+from headrace.spark.write.row_blocks import RowBlock, encode_block
+from headrace.spark.write.staging import open_staging
+from headrace.spark.write.write_batches import (
+    HEADERS_ADDED,
+    WriteBatch,
+    gather_messages,
+    get_message_sizes,
+    make_write_batches,
+)
+from headrace.spark.write.write_target import WriteTarget
+
+#: A block of staged rows has at most this number of rows, and about as many bytes of payloads.
+_BLOCK_ROWS = 10_000
+_BLOCK_BYTES = 384 << 10
+
+
+def is_epoch_decided(target: WriteTarget) -> bool:
+    """Return whether the epoch was committed before, so that its rows no longer matter."""
+    record = with_retry(
+        target.address,
+        target.reconnect_s,
+        lambda connection: ProgressLog(target, connection).load_epoch(),
+    )
+    if record.epoch < 0 and target.legacy_prefix:
+        return load_legacy_epoch(target) >= target.epoch
+    return record.decides(target.epoch)
+
+
+def drop_too_large(target: WriteTarget, batch: WriteBatch, letters: DeadLetters) -> MessageColumns:
+    """Return the messages that fit; the others become dead letters, or an error."""
+    limit = with_retry(
+        target.address,
+        target.reconnect_s,
+        lambda connection: int(connection.server_info.get("max_payload", 1 << 20)),
+    )
+    limit = min(limit, target.message_bytes_max or limit)
+    sizes = get_message_sizes(batch.columns) + HEADERS_ADDED
+    is_large = sizes > limit
+    for row in np.flatnonzero(is_large).tolist():
+        reason = (
+            f"with its headers it has up to {sizes[row]} bytes, and the server accepts {limit}; raise max_payload (or "
+            "the stream's max_msg_size), or send the payload as a claim (option `claimConfig`)"
+        )
+        place = f"row {batch.first + row} of partition {target.partition}"
+        letters.refuse(RefusedRow(place, batch.columns.get_message(row), reason))
+    if not is_large.any():
+        return batch.columns
+    return batch.columns.take(np.flatnonzero(~is_large).tolist())
+
+
+class StagedWriter:
+    """One attempt of a task."""
+
+    def __init__(self, target: WriteTarget) -> None:
+        self._target = target
+        self._uploader: ClaimUploader | None = target.make_claim_uploader()
+        self._letters = DeadLetters(target)
+        #: Whether nothing was staged because the epoch was decided before.
+        self.has_skipped = False
+        #: Number of rows, also if they were skipped.
+        self.rows = 0
+
+    def publish(self, messages: Iterable[RawMessage]) -> StagedAttempt | None:
+        """Like `publish_columns`, for single messages."""
+        return self.publish_columns(gather_messages(messages))
+
+    def publish_columns(self, column_groups: Iterable[MessageColumns]) -> StagedAttempt | None:
+        """Stage all rows; return None if there are none, or if the epoch is decided already."""
+        target = self._target
+        if is_epoch_decided(target):
+            self.has_skipped = True
+            # A streaming epoch may be large; only batch writes are repeated by hand, with other rows by mistake.
+            self.rows = 0 if target.is_streaming else sum(len(each) for each in column_groups)
+            return None
+        attempt_id = make_id()
+        attempt = open_staging(target).open_attempt(target.partition, attempt_id)
+        for batch in make_write_batches(column_groups, _BLOCK_ROWS, _BLOCK_BYTES):
+            block = self._make_block(batch)
+            if len(block):
+                attempt.add(encode_block(block))
+            self.rows += len(batch)
+        blocks = attempt.finish()
+        # Claims of an attempt that does not count expire: another attempt may refer to the same ones.
+        return StagedAttempt(target.partition, attempt_id, blocks, self.rows) if blocks else None
+
+    def _make_block(self, batch: WriteBatch) -> RowBlock:
+        if self._uploader is None:
+            return RowBlock(drop_too_large(self._target, batch, self._letters))
+        (columns,), uploaded = self._uploader.upload([batch.columns], batch.first)
+        return RowBlock(columns, {each.row: asdict(each.entry) for each in uploaded})

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.spark.write.encode_rows import make_message_columns
+from headrace.spark.write.progress_log import EpochRecord, Position, StagedAttempt
+from headrace.spark.write.row_blocks import RowBlock, encode_block
+from headrace.spark.write.stored_rows import StoredRows
+from headrace.spark.write.window_plan import iter_blocks
+
+
+class Blocks:
+    """A staging area whose blocks have ten rows each."""
+
+    def read_blocks(self, attempt: StagedAttempt, first: int) -> Iterator[bytes]:
+        for (number,) in attempt.blocks[first:]:
+            messages = [(b"s", b"", b"%d" % (number * 10 + row)) for row in range(10)]
+            yield encode_block(RowBlock(make_message_columns(messages)))
+
+
+RECORD = EpochRecord(
+    0, "committed", "c", attempts=[StagedAttempt(0, "a", [[0], [1]], 20), StagedAttempt(3, "b", [[2]], 10)]
+)
+
+
+def plan(position: Position, stored: StoredRows, size: int) -> list[tuple[int, int, list[int]]]:
+    found = []
+    for block in iter_blocks(Blocks(), RECORD, position):  # type: ignore[arg-type]
+        for window in block.iter_windows(stored, size):
+            payloads = [int(each.as_py()) for each in window.columns.payloads]
+            found.append((window.block, window.row, payloads))
+    return found
+
+
+def test_all_rows_are_planned_in_order() -> None:
+    found = plan(Position(), StoredRows(), 4)
+    assert [(block, row) for block, row, _ in found] == [
+        (block, row) for block in range(3) for row in (0, 4, 8)
+    ]
+    assert [number for *_, payloads in found for number in payloads] == list(range(30))
+
+
+def test_rows_before_the_position_and_stored_ones_are_left_out() -> None:
+    stored = StoredRows({(1, 7): 100, (2, 0): 101, (2, 9): 102, (1, 2): 99})
+    found = plan(Position("c", 1, 5), stored, 100)
+    assert found == [(1, 5, [15, 16]), (1, 8, [18, 19]), (2, 1, list(range(21, 29)))]
+
+
+def test_nothing_is_left_after_the_last_row() -> None:
+    assert plan(Position("c", 2, 10), StoredRows(), 4) == []
