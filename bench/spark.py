@@ -36,8 +36,9 @@ FLOORS = {
     "direct": 2_000_000,
     "wire headrace": 150_000,
     "wire nats-server": 150_000,
-    "sink headrace": 100_000,
-    "sink nats-server": 100_000,
+    "sink headrace, staged": 100_000,
+    "sink headrace, ids": 150_000,
+    "sink headrace, at least once": 250_000,
 }
 
 
@@ -135,7 +136,7 @@ def fill_server(link: BlockingConnection, messages: int) -> None:
 def served(kind: str, **config: Any) -> tuple[Server, BlockingConnection]:
     server = Server(kind, Setup(flags=("-m", "-1")))
     link = BlockingConnection(ServerAddress(servers=(server.url,), timeout_s=30.0))
-    base = {"name": "S", "subjects": ["s.>", "_progress.S.>"], "allow_direct": True, "allow_atomic": True}
+    base = {"name": "S", "subjects": ["s.>"], "allow_direct": True, "allow_atomic": True}
     link.request("$JS.API.STREAM.CREATE.S", {**base, **config})
     return server, link
 
@@ -160,20 +161,36 @@ def wire(spark: SparkSession, kind: str, folder: Path, messages: int, rounds: in
         return found
 
 
+#: How the sink writes: name -> options.
+SINK_MODES = {
+    "staged": {},
+    "ids": {"exactlyOnce": "ids"},
+    "at least once": {"atLeastOnce": "true"},
+}
+
+
 def sink(spark: SparkSession, kind: str, folder: Path, messages: int, rounds: int) -> dict[str, Rate]:
-    server, _ = served(kind)
+    server, link = served(kind)
     text = PAYLOAD.decode()
     table = str(folder / f"sink-{kind}")
+    found: dict[str, Rate] = {}
     with server:
-        frame = spark.sql(
-            f"select 's.' || id % 100 as subject, '{text}' as data from range(0, {messages}, 1, 2)"
-        )
-        writer = frame.write.format("headrace").mode("append").option("servers", server.url)
+        for mode, options in SINK_MODES.items():
+            ids = ", uuid() as msg_id" if mode == "ids" else ""
+            columns = f"'s.' || id % 100 as subject, '{text}' as data{ids}"
+            frame = spark.sql(f"select {columns} from range(0, {messages}, 1, 2)")
+            writer = frame.write.format("headrace").mode("append").option("servers", server.url)
+            writer = writer.option("stream", "S").options(**options)
+            found[f"sink {kind}, {mode}"] = rate(messages, rounds, writer.save)
+            print(
+                f"sink {kind}, {mode}: {found[f'sink {kind}, {mode}'].clock:,.0f}",
+                file=sys.stderr,
+                flush=True,
+            )
+            link.request("$JS.API.STREAM.PURGE.S")
         parquet = frame.write.mode("overwrite")
-        return {
-            f"sink {kind}": rate(messages, rounds, lambda: writer.option("stream", "S").save()),
-            f"the same rows to Parquet ({kind})": rate(messages, rounds, lambda: parquet.parquet(table)),
-        }
+        found[f"the same rows to Parquet ({kind})"] = rate(messages, rounds, lambda: parquet.parquet(table))
+    return found
 
 
 def latency(spark: SparkSession, kind: str) -> dict[str, float]:
@@ -260,6 +277,7 @@ def main() -> None:
         "--messages", type=int, default=0, help="messages per figure, instead of the defaults"
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="servers to measure")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     chosen = args.only.split(",")
@@ -269,7 +287,7 @@ def main() -> None:
         spark = session(folder)
         if "direct" in chosen:
             found |= direct(spark, folder, args.messages or 8_000_000, args.rounds)
-        for kind in KINDS:
+        for kind in args.kinds.split(","):
             if "wire" in chosen:
                 found |= wire(spark, kind, folder, args.messages or 500_000, args.rounds)
             if "sink" in chosen:
