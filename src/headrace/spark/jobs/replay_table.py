@@ -22,8 +22,9 @@ def replay(
     is_table: bool = False,
     progress: Progress = no_progress,
 ) -> Summary:
-    """Publish the rows of a table to a stream, in order; run again, it adds only what is missing.
+    """Publish the rows of a table to a stream, in order; run again, it completes what is missing.
 
+    A table that has grown since a complete replay is an error: select the new rows with `where`.
     `where` selects rows and `subject` gives their subject, both in SQL: "replace(subject, 'orders.', 'again.')".
     """
     table = spark.read.table(origin) if is_table else spark.read.format(table_format).load(origin)
