@@ -140,10 +140,20 @@ def test_what_is_wrong_is_said_on_the_driver(
         load(ours, "STAYS", **options).collect()
 
 
-def test_a_stream_without_direct_get_says_what_to_do(broker: Broker, load: Load, name: str) -> None:
-    broker.create(name, allow_direct=False)
-    with pytest.raises(PySparkException, match="does not allow direct gets; set allow_direct"):
-        load(broker, name).collect()
+@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+def test_a_stream_without_direct_gets_is_read_as_well(
+    broker: Broker, load: Load, name: str, retention: str
+) -> None:
+    broker.create(name, allow_direct=False, retention=retention)
+    consumer = {"durable_name": "work", "ack_policy": "explicit"}
+    broker.api(f"CONSUMER.DURABLE.CREATE.{name}.work", {"stream_name": name, "config": consumer})
+    broker.fill(name, 300)
+    before = broker.state(name)
+    rows = load(broker, name, batchRows=100).orderBy("seq").collect()
+    assert [(row.seq, bytes(row.data)) for row in rows] == [(n + 1, b"%d" % n) for n in range(300)]
+    last = load(broker, name, starting="last-per-subject").collect()
+    assert sorted(row.seq for row in last) == list(range(294, 301))
+    assert broker.state(name) | {"consumer_count": 1} == before
 
 
 def test_sql_reads_a_stream_through_a_view(ours: Broker, spark: SparkSession, name: str) -> None:

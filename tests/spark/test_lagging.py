@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 import headrace
 from conformance.servers import KINDS, NATS_SERVER, Server, Setup
 from headrace.client.context import JetStream
-from headrace.reader import direct_get_decode, direct_get_reader, stream_admin
+from headrace.reader import direct_get_decode, direct_get_reader, range_reader, stream_admin
 from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, ServerAddress
 from headrace.reader.options import parse_read_options
 from headrace.reader.stream_admin import StreamError, parse_time_ns
@@ -46,7 +46,7 @@ def numbers(query: JetStreamBatchReader) -> list[int]:
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses: a responder that keeps lagging is given up after the same number of retries, but sooner."""
-    monkeypatch.setattr(direct_get_reader, "_LAG_PAUSE_S", 0.001)
+    monkeypatch.setattr(range_reader, "_LAG_PAUSE_S", 0.001)
 
 
 @pytest.fixture(params=["replica", "mirror"])
@@ -157,10 +157,11 @@ def test_large_rows_of_the_leader_come_in_blocks(
     with Behind(broker.url, name):
         broker.publish(name, [(f"{name}.{n % 7}", b"", b"x" * size) for n, size in enumerate(sizes)])
         monkeypatch.setattr(direct_get_reader, "_RESPONSE_BYTES_MAX", 1 << 20)
+        monkeypatch.setattr(range_reader, "BLOCK_BYTES_MAX", 1 << 20)
         taken: list[Any] = []
-        made = direct_get_reader.block_of
+        made = range_reader.block_of
         monkeypatch.setattr(
-            direct_get_reader, "block_of", lambda messages: taken.append(messages) or made(messages)
+            range_reader, "block_of", lambda messages: taken.append(messages) or made(messages)
         )
         query = reader(
             broker.url, name, domain=DOMAIN, **({"subject": f"{name}{subject}"} if subject else {})

@@ -122,14 +122,17 @@ class ServerBackend:
         return default if seq is None else seq
 
     def _read_rows(self, seq_range: SeqRange, read_range: ReadRange, schema: pa.Schema) -> Batches:
-        from headrace.reader import blocking_connection, direct_get_reader
+        from headrace.reader import blocking_connection
+        from headrace.reader.range_reader import read_seq_range
+        from headrace.reader.read_method import choose_method
 
+        fetch = choose_method(self._stream_info).fetch
         address = replace(self._options.address, name=f"headrace.read {next(_connection_numbers)}")
         subject = read_range.patterns[0] if len(read_range.patterns) == 1 else ""
         options = replace(self._options, address=address, subject=subject, fail_on_data_loss=False)
         needed = schema if "subject" in schema.names else schema.append(_make_string_field("subject"))
         try:
-            for batch in direct_get_reader.read_seq_range(options, seq_range, needed):
+            for batch in read_seq_range(options, seq_range, needed, fetch):
                 matching = batch if subject else _filter_subjects(batch, read_range.patterns)
                 yield matching if needed is schema else matching.select(schema.names)
         finally:

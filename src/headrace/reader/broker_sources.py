@@ -1,4 +1,4 @@
-"""Sources with a running server: by direct gets, or by the files that a Headrace broker pins.
+"""Sources with a running server: by requests to it, or by the files that a Headrace broker pins.
 
 Owns how a server is asked for information, pins and tokens.
 """
@@ -18,12 +18,13 @@ from headrace.reader.http_snapshot import PinAccess
 from headrace.reader.last_per_subject import plan_by_seq, plan_by_subject
 from headrace.reader.options import ReadOptions
 from headrace.reader.partitions import (
-    DirectGetPartition,
     Partition,
+    ServerPartition,
     SnapshotPartition,
     read_partition,
     split_range,
 )
+from headrace.reader.read_method import ReadMethod, choose_method
 from headrace.reader.read_source import Backend, ReadSource
 from headrace.reader.snapshot_reader import DiskPin, PinFiles
 from headrace.reader.stream_admin import StreamError, StreamInfo
@@ -57,16 +58,24 @@ class _BrokerSource(ReadSource):
 
 
 class ServerSource(_BrokerSource):
-    """A server; rows are read by direct gets too."""
+    """A server; rows are read from it in the fastest way that the stream allows."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._method: ReadMethod | None = None
 
     def get_info(self) -> StreamInfo:
         stream_info = super().get_info()
-        if not stream_info.config.get("allow_direct"):
-            raise StreamError(
-                f"stream {stream_info.name!r} does not allow direct gets; set allow_direct in its configuration, "
-                "or read its files with option `path`"
-            )
+        self._method = choose_method(stream_info)
         return stream_info
+
+    @property
+    def method(self) -> ReadMethod:
+        """How rows are read, as the stream's configuration was last seen."""
+        if self._method is None:
+            self.get_info()
+        assert self._method is not None
+        return self._method
 
     def pin(self) -> str:
         return ""
@@ -78,10 +87,10 @@ class ServerSource(_BrokerSource):
         return False
 
     def plan(self, seq_range: SeqRange, pin: str) -> Sequence[Partition]:
-        return [DirectGetPartition(each) for each in split_range(seq_range, self.options)]
+        return [ServerPartition(each, self.method) for each in split_range(seq_range, self.options)]
 
     def plan_last_per_subject(self, end: int, pin: str) -> Sequence[Partition]:
-        return plan_by_subject(self.options, end)
+        return plan_by_subject(self.options, end, self.method)
 
     def open_backend(self, pin: str) -> Backend:
         return ServerBackend(self, self.options)

@@ -13,10 +13,12 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from headrace.reader import direct_get_reader, snapshot_reader
+from headrace.reader import snapshot_reader
 from headrace.reader.batch_cast import SeqRange
+from headrace.reader.direct_get_reader import read_last_from_leader, read_last_per_subject
 from headrace.reader.options import ReadOptions
 from headrace.reader.partitions import Partition, SnapshotPartition, compute_partition_bounds
+from headrace.reader.read_method import ReadMethod
 from headrace.reader.snapshot_reader import PinFiles
 from headrace.reader.stream_admin import list_subjects
 
@@ -27,23 +29,26 @@ _REQUEST_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class SubjectsPartition(Partition):
-    """The last message in the range of each of some subjects, read from a server by direct gets."""
+    """The last message in the range of each of some subjects, read from a server."""
 
     is_snapshot = False
     subjects: tuple[str, ...]
+    method: ReadMethod = ReadMethod.DIRECT_GET
 
     def read(self, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        allows_direct = self.method is ReadMethod.DIRECT_GET
+        read = read_last_per_subject if allows_direct else read_last_from_leader
         for subjects in _group_subjects(self.subjects):
-            yield from direct_get_reader.read_last_per_subject(options, subjects, self.seq_range.end, schema)
+            yield from read(options, subjects, self.seq_range.end, schema)
 
 
-def plan_by_subject(options: ReadOptions, end: int) -> list[SubjectsPartition]:
+def plan_by_subject(options: ReadOptions, end: int, method: ReadMethod) -> list[SubjectsPartition]:
     """Divide the subjects of a server's stream among tasks."""
     tasks = _count_tasks(options, end)
     groups: list[list[str]] = [[] for _ in range(tasks)]
     for subject in list_subjects(options) if tasks else ():
         groups[crc32(subject.encode()) % tasks].append(subject)
-    return [SubjectsPartition(SeqRange(1, end), tuple(group)) for group in groups]
+    return [SubjectsPartition(SeqRange(1, end), tuple(group), method) for group in groups]
 
 
 def plan_by_seq(options: ReadOptions, end: int, files: PinFiles) -> list[SnapshotPartition]:

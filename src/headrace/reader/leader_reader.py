@@ -59,6 +59,10 @@ class _Walk:
     def may_begin(self) -> bool:
         return not self.budget.is_spent
 
+    def make_request(self) -> dict[str, Any]:
+        """Ask for the first message at or after `at`."""
+        return {"next_by_subj": self.subject, "seq": self.at}
+
     def on_reply(self, message: StoredMessage | None) -> bool:
         """Record the first message at or after `at`; return whether to continue."""
         if message is None or message.seq >= self.end:
@@ -83,6 +87,10 @@ class _Search:
         #: The last message is in this range, or is the one already found.
         self._low, self._high = 1, end
 
+    def make_request(self) -> dict[str, Any]:
+        """Ask for the first message at or after `at`."""
+        return {"next_by_subj": self.subject, "seq": self.at}
+
     def on_reply(self, message: StoredMessage | None) -> bool:
         """Record the first message at or after `at`; return whether to continue."""
         if message is None or message.seq >= self._end:
@@ -97,7 +105,25 @@ class _Search:
         return self._low < self._high
 
 
-_Steps = _Walk | _Search
+class _Newest:
+    """Finds the newest message of a subject."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.may_begin = True
+        self.found: list[StoredMessage] = []
+
+    def make_request(self) -> dict[str, Any]:
+        """Ask for the newest message."""
+        return {"last_by_subj": self.subject}
+
+    def on_reply(self, message: StoredMessage | None) -> bool:
+        """Record the message; nothing follows."""
+        self.found = [message] if message is not None else []
+        return False
+
+
+_Steps = _Walk | _Search | _Newest
 
 
 class LeaderReader:
@@ -167,6 +193,12 @@ class LeaderReader:
         self._finish(searches)
         return sorted(message for search in searches for message in search.found)
 
+    def find_newest(self, subjects: Sequence[str]) -> dict[str, int]:
+        """Return the sequence of the newest message of each subject; 0 if it has none."""
+        searches = [_Newest(subject) for subject in subjects]
+        self._finish(searches)
+        return {each.subject: each.found[0].seq if each.found else 0 for each in searches}
+
     def _finish(self, walks: Sequence[_Steps]) -> None:
         """Run all walks, many at once."""
         waiting: dict[bytes, _Steps] = {}
@@ -196,7 +228,7 @@ class LeaderReader:
     def _ask(self, walk: _Steps, waiting: dict[bytes, _Steps]) -> None:
         reply = self._link.new_inbox()
         waiting[reply] = walk
-        body = json.dumps({"next_by_subj": walk.subject, "seq": walk.at}).encode()
+        body = json.dumps(walk.make_request()).encode()
         self._link.send(b"PUB %s %s %d\r\n%s\r\n" % (self._subject.encode(), reply, len(body), body))
 
     def _parse_reply(self, payload: bytes, header: bytes = b"") -> StoredMessage | None:

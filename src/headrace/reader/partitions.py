@@ -16,9 +16,11 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from headrace.reader import direct_get_reader, snapshot_reader
+from headrace.reader import snapshot_reader
 from headrace.reader.batch_cast import SeqRange
 from headrace.reader.options import ReadOptions
+from headrace.reader.range_reader import read_seq_range
+from headrace.reader.read_method import ReadMethod
 from headrace.reader.snapshot_reader import PinFiles
 
 #: Minimum number of messages worth a task, and the number that a task should not exceed by much. The planner does not
@@ -43,13 +45,14 @@ class Partition(ABC):
 
 
 @dataclass(frozen=True)
-class DirectGetPartition(Partition):
-    """The messages of a range, read from a server by direct gets."""
+class ServerPartition(Partition):
+    """The messages of a range, read from a server."""
 
     is_snapshot = False
+    method: ReadMethod = ReadMethod.DIRECT_GET
 
     def read(self, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return direct_get_reader.read_seq_range(options, self.seq_range, schema)
+        return read_seq_range(options, self.seq_range, schema, self.method.fetch)
 
 
 @dataclass(frozen=True)

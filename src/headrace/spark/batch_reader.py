@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headrace.reader.batch_cast import SeqRange
 from headrace.reader.claim_lease import may_read_claims
@@ -20,6 +20,7 @@ from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
 from headrace.spark.offsets import resolve_bound
 from headrace.spark.pushdown import apply_filters
+from headrace.spark.pyspark_compat import Filter
 
 
 class JetStreamBatchReader(DataSourceReader):

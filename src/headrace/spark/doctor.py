@@ -113,14 +113,17 @@ def _check_server(servers: str) -> str:
 
 def _check_stream(servers: str, stream: str) -> str:
     from headrace.reader.blocking_connection import ServerAddress, parse_servers
+    from headrace.reader.read_method import choose_method
     from headrace.reader.stream_admin import fetch_stream_info
 
     stream_info = fetch_stream_info(
         ServerAddress(servers=tuple(parse_servers(servers))), "$JS.API", stream, 0.0
     )
-    if not stream_info.config.get("allow_direct"):
-        raise CheckFailed("it does not allow direct gets; set allow_direct in its configuration")
+    method = choose_method(stream_info).value
     write_mode = (
         "atomic batches" if stream_info.config.get("allow_atomic") else "message ids (allow_atomic is off)"
     )
-    return f"{stream_info.messages} messages, {stream_info.retention} retention; exactly-once writes by {write_mode}"
+    return (
+        f"{stream_info.messages} messages, {stream_info.retention} retention, read by {method}; "
+        f"exactly-once writes by {write_mode}"
+    )

@@ -15,13 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from headrace.reader.batch_cast import SeqRange
 from headrace.reader.claim_lease import ClaimReaderLease, LeaseRange, may_read_claims
@@ -30,6 +23,14 @@ from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, O
 from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
 from headrace.spark.offsets import Offset, end_after_loss, make_offset, resolve_bound, start_after_loss
+from headrace.spark.pyspark_compat import (
+    HAS_READ_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from headrace.spark.queue_acker import QueueAcker
 
 _POLL_S = 0.02
@@ -41,11 +42,18 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         if options.ending != LATEST:
             raise OptionError("option `ending` is for batch reads; a streaming query ends with its trigger")
+        if not HAS_READ_LIMITS and (options.messages_max or options.bytes_max or options.rows_min):
+            raise OptionError(
+                "limits of a batch, such as maxMessagesPerTrigger, need PySpark 4.2: before that, Spark does not tell a "
+                "Python source where a batch starts"
+            )
         self.options = options
         self.schema = schema
         self._source: ReadSource | None = None
         self._last_info: StreamInfo | None = None
         self._available_now_end: int | None = None
+        #: The newest offset that Spark knows; PySpark does not pass the start of a batch before 4.2.
+        self._newest_offset: dict[str, Any] | None = None
         self._pin_ends: dict[str, int] = {}
         self._last_batch_s = time.monotonic()
         self._acker: QueueAcker | None = None
@@ -64,7 +72,8 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         if self.options.starting == LAST_PER_SUBJECT and stream_info.messages:
             start_offset = replace(start_offset, last_per_subject_seq=start_offset.next_seq - 1)
         self._extend_lease(start_offset)
-        return start_offset.to_json()
+        self._newest_offset = start_offset.to_json()
+        return self._newest_offset
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._available_now_end = self._fetch_info().next_seq
@@ -79,19 +88,26 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        if start is None:
-            return make_offset(self._fetch_info(), self._fetch_info().next_seq).to_json()
-        position = Offset.from_json(start, self.options)
+        self._newest_offset = self._find_latest_offset(start, limit or self.getDefaultReadLimit())
+        return self._newest_offset
+
+    def _find_latest_offset(self, start: dict[str, Any] | None, limit: ReadLimit) -> dict[str, Any]:
+        known_start = start or self._newest_offset
+        if known_start is None:  # a restart with a PySpark that does not pass it
+            stream_info = self._fetch_info()
+            return make_offset(stream_info, stream_info.next_seq).to_json()
+        position = Offset.from_json(known_start, self.options)
         if position.last_per_subject_seq:
             # The first batch is not split by any limit.
             return position.with_next_seq(position.next_seq, self._pin_for(position.next_seq)).to_json()
-        self._on_batch_finished(position)
+        if start is not None:
+            self._on_batch_finished(position)
         stream_info = self._wait_for_data(position)
         start_offset = start_after_loss(position, stream_info, self.options)
         self._extend_lease(start_offset)
-        end = self._apply_limit(start_offset.next_seq, stream_info, limit or self.getDefaultReadLimit())
+        end = self._apply_limit(start_offset.next_seq, stream_info, limit)
         if end <= start_offset.next_seq and start_offset == position:
-            return start
+            return known_start
         self._last_batch_s = time.monotonic()
         return start_offset.with_next_seq(end, self._pin_for(end)).to_json()
 
@@ -99,6 +115,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         return make_offset(self._last_info, self._last_info.next_seq).to_json() if self._last_info else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._newest_offset = end
         start_offset, end_offset = Offset.from_json(start, self.options), Offset.from_json(end, self.options)
         if start_offset.identity == end_offset.identity and self._is_still_pinned(end_offset.pin):
             # The data that the batch was planned on is pinned, whatever has happened to the stream since.

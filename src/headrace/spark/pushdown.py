@@ -12,7 +12,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from pyspark.sql.datasource import (
+from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, NS, Bound, ReadOptions
+from headrace.spark.pyspark_compat import (
     EqualTo,
     Filter,
     GreaterThan,
@@ -21,8 +22,6 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     StringStartsWith,
 )
-
-from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, NS, Bound, ReadOptions
 
 #: Characters that a literal subject cannot contain.
 _WILDCARD = re.compile(r"[*>\s]")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.reader import stream_admin
 from headrace.reader.batch_cast import SeqRange
 from headrace.reader.broker_sources import HttpSource, ServerSource, SharedDiskSource
 from headrace.reader.http_snapshot import PinAccess
@@ -14,8 +15,10 @@ from headrace.reader.last_per_subject import SubjectsPartition
 from headrace.reader.offline_source import OfflineSource
 from headrace.reader.open_source import open_source
 from headrace.reader.options import parse_read_options
-from headrace.reader.partitions import DirectGetPartition, Partition, SnapshotPartition
+from headrace.reader.partitions import Partition, ServerPartition, SnapshotPartition
+from headrace.reader.read_method import ReadMethod
 from headrace.reader.snapshot_reader import DiskPin
+from headrace.reader.stream_admin import StreamInfo
 
 SERVER = {"servers": "nats://127.0.0.1:1"}
 
@@ -39,7 +42,7 @@ def test_options_select_the_source_without_a_request(given: dict[str, str], kind
 @pytest.mark.parametrize(
     "partition",
     [
-        DirectGetPartition(SeqRange(1, 9, 1)),
+        ServerPartition(SeqRange(1, 9, 1)),
         SubjectsPartition(SeqRange(1, 9), ("a", "b")),
         SnapshotPartition(SeqRange(1, 9), DiskPin("/store", "S", "p1"), b"\1" * 8),
         SnapshotPartition(SeqRange(1, 9), PinAccess("http://h", "S", "p1", "secret")),
@@ -58,8 +61,23 @@ def test_a_source_plans_partitions_of_its_own_kind() -> None:
         source = open_source(parse_read_options({"stream": "S", "minPartitions": "2", **given}))
         halves = [SnapshotPartition(SeqRange(1, 5, 1), files), SnapshotPartition(SeqRange(5, 9, 1), files)]
         assert source.plan(SeqRange(1, 9, 1), "p1") == halves
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"allow_direct": True, "retention": "workqueue"}, ReadMethod.DIRECT_GET),
+        ({"allow_direct": False, "retention": "limits"}, ReadMethod.PULL),
+        ({"retention": "interest"}, ReadMethod.LEADER),
+    ],
+)
+def test_a_server_is_read_in_the_fastest_way_that_the_stream_allows(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], method: ReadMethod
+) -> None:
+    stream_info = StreamInfo("S", "", 1, 9, 8, 80, config)
+    monkeypatch.setattr(stream_admin, "fetch_info", lambda options: stream_info)
     source = open_source(parse_read_options({"stream": "S", **SERVER}))
-    assert source.plan(SeqRange(1, 9, 1), "") == [DirectGetPartition(SeqRange(1, 9, 1))]
+    assert source.plan(SeqRange(1, 9, 1), "") == [ServerPartition(SeqRange(1, 9, 1), method)]
     assert source.plan(SeqRange(9, 9, 1), "") == []
     assert not source.has_pin("p1"), "a pin of an earlier run with files means nothing to direct gets"
 

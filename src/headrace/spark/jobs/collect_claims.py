@@ -163,17 +163,18 @@ def _filter_readable(address: ServerAddress, streams: Sequence[str], *, streams_
     if streams_complete and len(readable) < len(streams):
         others = ", ".join(repr(stream) for stream in streams if stream not in readable)
         raise StreamError(
-            f"cannot read the references in {others}: there is no such stream, or its allow_direct is off; "
-            "name only streams that can be read, or none"
+            f"cannot read the references in {others}: there is no such stream; "
+            "name only streams that exist, or none"
         )
     return readable
 
 
 def _is_readable(address: ServerAddress, stream: str) -> bool:
     try:
-        return bool(fetch_stream_info(address, "$JS.API", stream, 0.0).config.get("allow_direct"))
+        fetch_stream_info(address, "$JS.API", stream, 0.0)
     except StreamError:
         return False
+    return True
 
 
 def _join_objects(metadata: DataFrame, references: DataFrame, objects: DataFrame) -> DataFrame:

@@ -1,0 +1,108 @@
+"""Names of PySpark that its older versions lack, so that nothing else in the package depends on the version.
+
+PySpark 4.0 pushes down no filters and writes streams row by row; before 4.2 a Python source has no rate limits and does
+not see `Trigger.AvailableNow`. Owns the stand-ins, which such a version never calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+try:
+    from pyspark.sql.datasource import (
+        DataSourceStreamArrowWriter,
+        EqualTo,
+        Filter,
+        GreaterThan,
+        GreaterThanOrEqual,
+        LessThan,
+        LessThanOrEqual,
+        StringStartsWith,
+    )
+except ImportError:  # PySpark 4.0
+    from pyspark.sql.datasource import DataSourceStreamWriter
+
+    class Filter: ...  # type: ignore[no-redef]
+
+    class EqualTo(Filter): ...  # type: ignore[no-redef]
+
+    class GreaterThan(Filter): ...  # type: ignore[no-redef]
+
+    class GreaterThanOrEqual(Filter): ...  # type: ignore[no-redef]
+
+    class LessThan(Filter): ...  # type: ignore[no-redef]
+
+    class LessThanOrEqual(Filter): ...  # type: ignore[no-redef]
+
+    class StringStartsWith(Filter): ...  # type: ignore[no-redef]
+
+    class DataSourceStreamArrowWriter(DataSourceStreamWriter): ...  # type: ignore[no-redef]
+
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_READ_LIMITS = True
+except ImportError:  # PySpark 4.0 and 4.1
+    HAS_READ_LIMITS = False
+
+    class ReadLimit: ...  # type: ignore[no-redef]
+
+    class ReadAllAvailable(ReadLimit): ...  # type: ignore[no-redef]
+
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        def __init__(self, max_rows: int) -> None:
+            self.max_rows = max_rows
+
+    class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
+        def __init__(self, max_bytes: int) -> None:
+            self.max_bytes = max_bytes
+
+    class SupportsTriggerAvailableNow: ...  # type: ignore[no-redef]
+
+
+#: Rows in a batch that is made of single rows.
+_ROWS_MAX = 10_000
+
+
+def to_batches(rows: Iterator[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield what a writer gets as record batches: PySpark 4.0 passes single rows to the writer of a stream."""
+    chunk: list[dict[str, Any]] = []
+    for row in rows:
+        if isinstance(row, pa.RecordBatch):
+            yield row
+            continue
+        chunk.append(row.asDict())
+        if len(chunk) == _ROWS_MAX:
+            yield pa.RecordBatch.from_pylist(chunk, schema)
+            chunk = []
+    if chunk:
+        yield pa.RecordBatch.from_pylist(chunk, schema)
+
+
+__all__ = [
+    "HAS_READ_LIMITS",
+    "DataSourceStreamArrowWriter",
+    "EqualTo",
+    "Filter",
+    "GreaterThan",
+    "GreaterThanOrEqual",
+    "LessThan",
+    "LessThanOrEqual",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxBytes",
+    "ReadMaxRows",
+    "StringStartsWith",
+    "SupportsTriggerAvailableNow",
+    "to_batches",
+]
