@@ -25,19 +25,18 @@ try:
 except ImportError:  # PySpark 4.0
     from pyspark.sql.datasource import DataSourceStreamWriter
 
-    class Filter: ...  # type: ignore[no-redef]
-
-    class EqualTo(Filter): ...  # type: ignore[no-redef]
-
-    class GreaterThan(Filter): ...  # type: ignore[no-redef]
-
-    class GreaterThanOrEqual(Filter): ...  # type: ignore[no-redef]
-
-    class LessThan(Filter): ...  # type: ignore[no-redef]
-
-    class LessThanOrEqual(Filter): ...  # type: ignore[no-redef]
-
-    class StringStartsWith(Filter): ...  # type: ignore[no-redef]
+    Filter = type("Filter", (), {})  # type: ignore[misc,assignment]
+    EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, StringStartsWith = (  # type: ignore[misc,assignment]
+        type(name, (Filter,), {})
+        for name in (
+            "EqualTo",
+            "GreaterThan",
+            "GreaterThanOrEqual",
+            "LessThan",
+            "LessThanOrEqual",
+            "StringStartsWith",
+        )
+    )
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter): ...  # type: ignore[no-redef]
 
