@@ -7,9 +7,11 @@ not see `Trigger.AvailableNow`. Owns the stand-ins, which such a version never c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 try:
     from pyspark.sql.datasource import (
@@ -73,19 +75,19 @@ except ImportError:  # PySpark 4.0 and 4.1
 _ROWS_MAX = 10_000
 
 
-def to_batches(rows: Iterator[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def to_batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield what a writer gets as record batches: PySpark 4.0 passes single rows to the writer of a stream."""
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        if isinstance(row, pa.RecordBatch):
-            yield row
-            continue
-        chunk.append(row.asDict())
-        if len(chunk) == _ROWS_MAX:
-            yield pa.RecordBatch.from_pylist(chunk, schema)
-            chunk = []
-    if chunk:
-        yield pa.RecordBatch.from_pylist(chunk, schema)
+    first = next(rows, None)
+    if first is None:
+        return
+    rows = chain((first,), rows)
+    if isinstance(first, pa.RecordBatch):
+        yield from rows
+        return
+    from pyspark.sql.conversion import LocalDataToArrowConversion
+
+    while some := list(islice(rows, _ROWS_MAX)):
+        yield from LocalDataToArrowConversion.convert(some, schema, use_large_var_types=False).to_batches()
 
 
 __all__ = [

@@ -21,7 +21,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     InputPartition,
     WriterCommitMessage,
 )
@@ -40,6 +39,7 @@ from headrace.spark import schema as schemas
 from headrace.spark.batch_reader import JetStreamBatchReader
 from headrace.spark.kv.kv_writer import OPERATIONS, KvChange, KvTarget, KvWriter
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
+from headrace.spark.pyspark_compat import DataSourceStreamArrowWriter, to_batches
 from headrace.spark.schema import SchemaError
 from headrace.spark.write.write_options import SPARK_OPTIONS
 
@@ -253,6 +253,7 @@ class KvMicroBatchWriter(DataSourceStreamArrowWriter):
     def __init__(self, write_options: KvWriteOptions, schema: StructType) -> None:
         self.write_options = write_options
         self.names = schema.names
+        self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
@@ -260,7 +261,8 @@ class KvMicroBatchWriter(DataSourceStreamArrowWriter):
         # `writeId` names a batch write: a second query with it would count its epochs from 0 again, and write nothing.
         query = context.getLocalProperty("sql.streaming.queryId")
         epoch = context.getLocalProperty("streaming.sql.batchId") or 0
-        return _write_partition(self.write_options, self.names, iterator, f"{query}:{epoch}")
+        batches = to_batches(iterator, self._schema)
+        return _write_partition(self.write_options, self.names, batches, f"{query}:{epoch}")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: every change was stored when its task ended."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from headrace.reader import options as o
 from headrace.reader.stream_admin import mark_reachable
+from headrace.spark.pyspark_compat import DataSourceStreamArrowWriter, to_batches
 from headrace.spark.schema import SchemaError
 from headrace.spark.write.direct_writer import DirectWriter
 from headrace.spark.write.encode_rows import RowLayout, encode_batch, make_row_layout
@@ -113,6 +114,7 @@ class JetStreamMicroBatchWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._writer = _Writer(options, schema)
+        self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         context = TaskContext.get()
@@ -121,7 +123,7 @@ class JetStreamMicroBatchWriter(DataSourceStreamArrowWriter):
         epoch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
         write_id = self._writer.options.write_id
         name, owner = (write_id, query) if write_id else (query, "")
-        return self._writer.write_partition(iterator, name, epoch, owner)
+        return self._writer.write_partition(to_batches(iterator, self._schema), name, epoch, owner)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         self._writer.commit_epoch(messages, batchId)
