@@ -123,6 +123,35 @@ def test_an_acknowledgement_of_what_belongs_to_another(reading: Make) -> None:
     assert seqs_of(stream.fetch("B", 2)) == [1, 3]
 
 
+@pytest.mark.parametrize(
+    "removed",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.ours_only(
+                "A work queue removes acknowledged messages when the source that still needed them is removed"
+            ),
+        ),
+    ],
+)
+def test_a_work_queue_keeps_what_the_consumer_of_a_source_needs(reading: Make, removed: bool) -> None:
+    stream = reading(retention="workqueue")
+    stream.made("W")
+    config = {"name": "SRC", "ack_policy": "none", "max_deliver": 1, "flow_control": True, "direct": True}
+    config |= {"sourcing": True, "deliver_subject": f"{stream.name}-copy", "idle_heartbeat": SECOND}
+    body = {"stream_name": stream.name, "config": config}
+    assert "error" not in stream.client.api(f"CONSUMER.CREATE.{stream.name}", body)
+    stream.fill(6)
+    for message in stream.fetch("W", 4):
+        stream.confirm(message)
+    assert left(stream) == 6
+    if removed:
+        assert stream.client.api(f"CONSUMER.DELETE.{stream.name}.SRC")["success"]
+        eventually(lambda: left(stream) == 2)
+        assert seqs_of(stream.fetch("W", 2)) == [5, 6]
+
+
 class TestBecomingInterest:
     def test_what_everybody_is_done_with_goes(self, reading: Make) -> None:
         stream = reading()

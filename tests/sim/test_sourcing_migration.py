@@ -127,6 +127,37 @@ class Migration:
             assert left == (len(self.published) - len(wanted) if self.retention == "workqueue" else 0)
 
 
+@pytest.mark.parametrize(("before", "after"), [(PLAIN, D), (D, PLAIN)], ids=["to durable", "from durable"])
+def test_a_work_queue_becomes_empty_although_the_old_consumer_goes_late(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """While both consumers exist, the queue keeps what only the new one has acknowledged."""
+    migration = Migration(f"late/{before}", retention="workqueue")
+    migration.create({"filter_subject": "o.*", **before})
+    migration.publish(10)
+    migration.settle(3)
+    deletions: list[bytes] = []
+
+    def lose_first_deletion(subject: bytes, reply: bytes, header: bytes, payload: bytes) -> bool:
+        if b".CONSUMER.DELETE." not in subject:
+            return False
+        deletions.append(subject)
+        return len(deletions) == 1
+
+    migration.pair.should_lose = lose_first_deletion
+    migration.pair.connect()
+    migration.configure({"filter_subject": "o.*", **after})
+    migration.settle(3)
+    migration.publish(10)
+    migration.settle(3)
+    assert len(deletions) == 1
+    assert len(migration.copied()) == 20
+    assert migration.call(migration.origin, "STREAM.INFO.O")["state"]["messages"] == 10
+    migration.settle()
+    assert len(deletions) == 2
+    migration.check("o.*", consumers=["D"] if after == D else [])
+
+
 class TestCrashes:
     """Power is lost after the update was acknowledged, at any step until the new consumer is in use."""
 

@@ -18,7 +18,10 @@ from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
 
 class AckState:
-    """The state of one consumer. `next_seq` is where the search for new messages starts."""
+    """The state of one consumer. `next_seq` is where the search for new messages starts.
+
+    Messages after `skipped_seq` that are neither pending nor still to come were acknowledged; earlier ones perhaps not.
+    """
 
     __slots__ = (
         "_floor_consumer",
@@ -42,6 +45,7 @@ class AckState:
         "pending",
         "redelivery_queue",
         "resume_seq",
+        "skipped_seq",
         "stream_seq",
     )
 
@@ -57,7 +61,7 @@ class AckState:
         """Clear all state; the next message is the first at or after `next_seq`."""
         self.next_seq = next_seq
         self.consumer_seq = self._floor_consumer = 0
-        self.stream_seq = self._floor_stream = next_seq - 1
+        self.stream_seq = self._floor_stream = self.skipped_seq = next_seq - 1
         self._floor_stale = False
         self.last_delivery_ns = self.last_ack_ns = 0
         self.last_per_subject_queue: Seqs = NO_SEQS
@@ -334,6 +338,7 @@ class AckState:
             added=packed,
             added_offset=offset,
             added_consumer=packed_consumer,
+            skipped_seq=self.skipped_seq,
         )
 
     def _collect_unsaved_deliveries(self) -> tuple[Seqs, Seqs]:
@@ -384,6 +389,7 @@ class AckState:
             delta.next_seq,
         )
         self._floor_consumer, self._floor_stream = delta.floor_consumer, delta.floor_stream
+        self.skipped_seq = delta.skipped_seq if delta.skipped_seq >= 0 else delta.next_seq - 1
         self._floor_stale = False
         if len(self.last_per_subject_queue):
             self.last_per_subject_queue = (

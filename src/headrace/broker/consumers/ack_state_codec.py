@@ -40,6 +40,7 @@ class AckStateDelta(msgspec.Struct, array_like=True):
     last_per_subject_queue: bytes = b""  # what is left of the last messages per subject
     resume_seq: int = 0  # the last sequence when they were collected; delivery resumes after it
     is_snapshot: bool = False
+    skipped_seq: int = -1  # see `AckState`; -1 in deltas of earlier versions and restored ones: not known
 
 
 def pack_set(seqs: Seqs) -> bytes:

@@ -151,8 +151,10 @@ class Consumer:
         if old.get_filters() != config.get_filters():
             consumer_set.stop_waiting(self)
             consumer_set.on_filters_changed(self, old_filters)
-            if stream.config.retention == "interest":
-                consumer_set.recheck_interest(old_filter)
+            # It never looked for messages of a new filter before its position.
+            self.ack_state.skipped_seq, self.ack_state.dirty = self.ack_state.next_seq - 1, True
+            consumer_set.persist_with_frame(self)
+            consumer_set.on_interest_reduced(self, old_filter)
         if moved:
             self.redelivery.redeliver(list(self.ack_state.pending))
         self.persist_config()

@@ -72,8 +72,8 @@ class ConsumerSetContext(Protocol):
     def on_filters_changed(self, consumer: Any, old_filters: Sequence[bytes]) -> None:
         """Apply changed filters."""
 
-    def recheck_interest(self, subject_filter: Filter | None = None) -> None:
-        """Check again for messages that no consumer needs."""
+    def on_interest_reduced(self, consumer: Any, subject_filter: Filter | None) -> None:
+        """Remove what a consumer was the last to need, after it was reset or changed."""
 
     def remove_acked(self) -> bool:
         """Remove messages that no consumer needs."""

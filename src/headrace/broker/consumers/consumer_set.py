@@ -93,15 +93,14 @@ class ConsumerSet:
         return consumer
 
     def delete(self, consumer: Consumer) -> None:
-        """Delete a consumer, and in an interest stream the messages that only it needed."""
+        """Delete a consumer, and the messages that only it needed."""
         stream = self._stream
         consumer.send_advisory(events.make_consumer_action, "delete")
         consumer.close()
         consumer.delete_stored()
         self._remove(consumer)
         stream.mark_dirty()
-        if stream.config.retention == "interest":
-            self._interest_sweep.recheck(consumer.filter)
+        self.on_interest_reduced(consumer, consumer.filter)
 
     def iter_close(self) -> Iterator[None]:
         """Stop all consumers, some at a time: their stream is being deleted."""
@@ -209,9 +208,21 @@ class ConsumerSet:
         """Mark messages that a consumer no longer needs; without other consumers they are removed with the frame."""
         self._interest_sweep.mark_acked(seqs, recheck=recheck)
 
-    def recheck_interest(self, subject_filter: Filter | None = None) -> None:
-        """Look again at which messages are still needed, of those that match the filter of a consumer."""
-        self._interest_sweep.recheck(subject_filter)
+    def recheck_interest(self) -> None:
+        """Look again at which messages are still needed, after the retention has changed."""
+        self._interest_sweep.recheck()
+
+    def on_interest_reduced(self, consumer: Consumer, subject_filter: Filter | None) -> None:
+        """Remove what a consumer was the last to need, after it was deleted, reset or changed.
+
+        A work queue keeps what no consumer has acknowledged. There, only the consumers of copies share messages with
+        others, which may have acknowledged them before.
+        """
+        stream = self._stream
+        retention = stream.config.retention
+        shares = consumer.config.ack_policy == "flow_control" and any(each is not consumer for each in self)
+        if retention == "interest" or (retention == "workqueue" and shares):
+            self._interest_sweep.recheck(subject_filter)
 
     def remove_acked(self) -> bool:
         """Remove messages that no consumer needs, before the frame closes or anything is shown.

@@ -59,6 +59,8 @@ def _make_last_per_subject_state(seqs: Seqs, last_seq: int) -> AckState:
     ack_state = AckState(int(seqs[0]) if len(seqs) else last_seq)
     if len(seqs):
         ack_state.last_per_subject_queue, ack_state.resume_seq = seqs, last_seq
+        ack_state.skipped_seq = last_seq
     else:
         ack_state.next_seq = last_seq + 1
+        ack_state.skipped_seq = last_seq
     return ack_state

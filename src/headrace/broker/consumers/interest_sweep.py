@@ -1,5 +1,7 @@
 """Removes messages that no consumer needs, from streams with interest or work-queue retention.
 
+A work queue keeps what no consumer has acknowledged, too.
+
 Owns the queue of acknowledged messages, and where to look again for unneeded ones after a consumer was deleted, reset or
 changed. Acknowledged messages are removed with the frame that stores their acks; looking again works in slices, because
 it may concern all messages of the stream. A key in the metadata says that it is under way: after a crash between two
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.broker.consumers.retention_interest import find_needed, still_needed_mask
+from headrace.broker.consumers.retention_interest import acked_mask, find_needed, still_needed_mask
 from headrace.broker.streams.stream_metadata import sweep_key
 from headrace.storage import Filter, MetadataStore
 from headrace.storage.sequence_arrays import Seqs
@@ -79,8 +81,8 @@ class InterestSweep:
 
     def recheck(self, subject_filter: Filter | None = None) -> None:
         """Look again at the messages that match the filter of a consumer, which is gone or has changed."""
-        log = self._log
-        if next(iter(self._consumers), None) is None:
+        log, config = self._log, self._stream.config
+        if next(iter(self._consumers), None) is None and config.retention != "workqueue":
             self._acked_seqs.clear()
             self._next_seqs.clear()
             log.remove_below(log.last_seq + 1)
@@ -123,7 +125,8 @@ class InterestSweep:
             recheck, self._needs_recheck = self._needs_recheck, False
             self._remove(self._find_unneeded(seqs, recheck=recheck))
         if self._next_seqs:
-            self._remove(self._find_unneeded(self._take_slice(), recheck=True))
+            unneeded = self._find_unneeded(self._take_slice(), recheck=True)
+            self._remove(self._find_acked(unneeded) if config.retention == "workqueue" else unneeded)
             if not self._next_seqs:
                 self._on_finished()
 
@@ -163,6 +166,13 @@ class InterestSweep:
             if len(seqs):
                 seqs = seqs[~still_needed_mask(consumer, seqs)]
         return seqs
+
+    def _find_acked(self, seqs: Seqs) -> Seqs:
+        """Return those of these messages, which no consumer needs, that a consumer has acknowledged."""
+        acked = np.zeros(len(seqs), bool)
+        for consumer in self._consumers if len(seqs) else ():
+            acked |= acked_mask(consumer, seqs)
+        return seqs[acked]
 
     def _find_unneeded_by_subject(self, seqs: Seqs) -> Seqs:
         """Ask only the consumers whose filters match the subjects of the messages."""

@@ -17,6 +17,7 @@ from headrace.jetstream_api.errors import ApiError
 from headrace.storage.sequence_arrays import NO_SEQS, Seqs, sort_unique
 
 if TYPE_CHECKING:
+    from headrace.broker.consumers.ack_state import AckState
     from headrace.broker.consumers.consumer_context import ConsumerContext
 
 
@@ -33,7 +34,9 @@ def reset(consumer: ConsumerContext, seq: int | None) -> int:
     else:
         _check_target(consumer, seq)
         target = seq
+    skipped_seq = _find_skipped_seq(ack_state, target)
     ack_state.reset_to(target)
+    ack_state.skipped_seq = skipped_seq
     # `reset_to` clears the queue of last messages per subject. Without the rest of it, every message from `target` on
     # would be delivered, also those that were never last.
     if seq is None and resume_seq:
@@ -42,6 +45,14 @@ def reset(consumer: ConsumerContext, seq: int | None) -> int:
             ack_state.next_seq = max(target, resume_seq + 1)
     _apply_reset(consumer)
     return target
+
+
+def _find_skipped_seq(ack_state: AckState, target: int) -> int:
+    """Return up to where messages may have been skipped without an ack, if the consumer is reset to `target`."""
+    has_given_up = any(seq not in ack_state.pending for seq in ack_state.delivery_counts)
+    if has_given_up or target > ack_state.compute_ack_floor()[1] + 1:
+        return max(ack_state.skipped_seq, target - 1)
+    return ack_state.skipped_seq
 
 
 def _check_target(consumer: ConsumerContext, seq: int) -> None:
@@ -87,7 +98,6 @@ def _apply_reset(consumer: ConsumerContext) -> None:
     if consumer.persistent:
         consumer.persist_state()
         stream.mark_dirty()
-    if stream.config.retention == "interest":
-        consumer.consumer_set.recheck_interest(consumer.filter)
+    consumer.consumer_set.on_interest_reduced(consumer, consumer.filter)
     consumer.consumer_set.stop_waiting(consumer)
     consumer.schedule_delivery()

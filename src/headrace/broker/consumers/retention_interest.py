@@ -46,6 +46,14 @@ def find_needed(ack_state: AckState, seqs: Seqs) -> npt.NDArray[np.bool_]:
     return mask
 
 
+def acked_mask(consumer: ConsumerContext, seqs: Seqs) -> npt.NDArray[np.bool_]:
+    """Return which messages a consumer has acknowledged for certain, among those that it does not need."""
+    mask = seqs > np.uint64(consumer.ack_state.skipped_seq)
+    if consumer.filter is not None and mask.any():
+        mask &= _filter_mask(consumer, seqs)
+    return mask
+
+
 def _filter_mask(consumer: ConsumerContext, seqs: Seqs) -> npt.NDArray[np.bool_]:
     log = consumer.stream.log
     first, last = int(seqs[0]), int(seqs[-1])

@@ -43,6 +43,7 @@ def facts(progress: AckState) -> tuple[object, ...]:
         progress.get_ack_floor(),
         dict(progress.pending),
         dict(progress.delivery_counts),
+        progress.skipped_seq,
     )
 
 

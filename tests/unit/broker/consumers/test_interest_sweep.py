@@ -1,4 +1,6 @@
-"""Interest streams keep what a consumer needs and nothing else, whatever the number of consumers."""
+"""Interest streams keep what a consumer needs and nothing else, whatever the number of consumers; work queues keep what
+nobody has acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ CONSUMERS = 30  # more than FEW_CONSUMERS: only those whose filters match are as
 
 
 class Scene:
-    """An interest stream S over `s.>` in virtual time."""
+    """A stream S over `s.>` in virtual time."""
 
-    def __init__(self) -> None:
+    def __init__(self, retention: str = "interest") -> None:
         self.clock = SimClock()
         self.box = Box(SimDisk(1), self.clock, StoreOptions())
         self.client: Client = self.box.client()
-        self.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "retention": "interest"})
+        self.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "retention": retention})
 
     def restart(self) -> None:
         self.box = Box(self.box.disk.kill(), self.clock, StoreOptions())
@@ -38,6 +40,13 @@ class Scene:
     def create(self, name: str, **config: Any) -> None:
         full = {"durable_name": name, "ack_policy": "explicit", **config}
         self.api(f"CONSUMER.CREATE.S.{name}", {"stream_name": "S", "config": full})
+
+    def create_for_copy(self, filter_subject: str = "s.>") -> None:
+        """Create the consumer of a source, or change its filter. Nothing subscribes to it, so it stays behind."""
+        config = {"name": "COPY", "ack_policy": "none", "deliver_subject": "copy", "flow_control": True}
+        config |= {"idle_heartbeat": SECOND, "max_deliver": 1, "direct": True, "sourcing": True}
+        config |= {"filter_subject": filter_subject}
+        self.api(f"CONSUMER.CREATE.S.COPY.{filter_subject}", {"stream_name": "S", "config": config})
 
     def publish(self, subject: bytes, count: int = 1) -> None:
         for _ in range(count):
@@ -118,14 +127,116 @@ def play(rng: random.Random) -> list[int]:
     return counts
 
 
-def deliver_and_ack(scene: Scene, name: str, rng: random.Random) -> None:
+def deliver_and_ack(scene: Scene, name: str, rng: random.Random, ack_share: float = 0.7) -> None:
     scene.client.send(b"SUB dlv 7\r\n")
     scene.client.publish(
         b"$JS.API.CONSUMER.MSG.NEXT.S." + name.encode(), b'{"batch":5,"no_wait":true}', b"dlv"
     )
     scene.box.run()
     for delivery in scene.client.take():
-        if delivery.reply and rng.random() < 0.7:
+        if delivery.reply and rng.random() < ack_share:
             scene.client.publish(delivery.reply, b"+ACK")
     scene.client.send(b"UNSUB 7\r\n")
     scene.box.run()
+
+
+class TestWorkQueue:
+    """The consumers of sources are the only ones that share messages of a work queue with others."""
+
+    @pytest.fixture
+    def scene(self) -> Scene:
+        """Eight messages: the worker has acknowledged five, the copy none."""
+        scene = Scene("workqueue")
+        scene.create("W")
+        scene.create_for_copy()
+        scene.publish(b"s.a", 4)
+        scene.publish(b"s.b", 4)
+        deliver_and_ack(scene, "W", random.Random(1), ack_share=1)
+        assert scene.count() == 8
+        return scene
+
+    @pytest.mark.parametrize("restart", [False, True])
+    def test_what_was_acknowledged_goes_with_the_other_consumer(self, scene: Scene, restart: bool) -> None:
+        if restart:
+            scene.restart()
+        scene.api("CONSUMER.DELETE.S.COPY")
+        assert scene.count() == 3
+
+    def test_in_many_slices(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(interest_sweep, "_SLICE_SEQS", 2)
+        scene.api("CONSUMER.DELETE.S.COPY")
+        scene.restart()  # perhaps in the middle
+        scene.box.run()
+        assert scene.count() == 3
+
+    def test_when_the_other_consumer_skips_it(self, scene: Scene) -> None:
+        scene.api("CONSUMER.RESET.S.COPY", {"seq": 4})
+        assert scene.count() == 5
+
+    def test_when_the_other_consumer_filters_it_out(self) -> None:
+        scene = Scene("workqueue")
+        scene.create("W", filter_subject="s.a")
+        scene.create_for_copy()
+        scene.publish(b"s.a", 8)
+        deliver_and_ack(scene, "W", random.Random(1), ack_share=1)
+        scene.create_for_copy("s.b")
+        assert scene.count() == 3
+
+    def test_also_after_the_worker_was_reset_to_its_ack_floor(self, scene: Scene) -> None:
+        scene.api("CONSUMER.RESET.S.W")
+        scene.restart()
+        scene.api("CONSUMER.DELETE.S.COPY")
+        assert scene.count() == 3
+
+    def test_what_nobody_acknowledged_stays(self, scene: Scene) -> None:
+        scene.api("CONSUMER.DELETE.S.W")
+        scene.api("CONSUMER.DELETE.S.COPY")
+        scene.restart()
+        assert scene.count() == 8
+
+    def test_a_worker_that_is_replaced_gets_what_the_copy_has_acknowledged(self) -> None:
+        scene = Scene("workqueue")
+        scene.create("W")
+        scene.create_for_copy()
+        scene.client.send(b"SUB copy 9\r\n")
+        scene.publish(b"s.a", 4)
+        scene.box.advance(2 * SECOND)
+        request = next(each for each in scene.client.take() if each.reply.startswith(b"$JS.FC."))
+        header = b"NATS/1.0\r\nNats-Last-Consumer: 4\r\nNats-Last-Stream: 4\r\n\r\n"
+        scene.client.send(b"HPUB %s %d %d\r\n%s\r\n" % (request.reply, len(header), len(header), header))
+        scene.box.run()
+        assert scene.api("CONSUMER.INFO.S.COPY")["ack_floor"]["stream_seq"] == 4
+        scene.api("CONSUMER.DELETE.S.W")
+        assert scene.count() == 4
+
+    @pytest.mark.parametrize("skipped", ["reset", "filter", "given up", "start"])
+    @pytest.mark.parametrize("restart", [False, True])
+    def test_what_a_worker_skipped_stays(self, skipped: str, restart: bool) -> None:
+        scene = Scene("workqueue")
+        if skipped == "start":
+            scene.publish(b"s.a", 4)
+            scene.create_for_copy()
+            scene.api("CONSUMER.RESET.S.COPY", {"seq": 3})
+            scene.create("W")
+            scene.api("CONSUMER.RESET.S.W", {"seq": 3})
+            deliver_and_ack(scene, "W", random.Random(1), ack_share=1)
+        else:
+            narrow = {"filter_subject": "s.b"} if skipped == "filter" else {}
+            scene.create("W", max_deliver=1, ack_wait=SECOND, **narrow)
+            scene.create_for_copy()
+            scene.publish(b"s.a", 2)
+            if skipped == "given up":
+                deliver_and_ack(scene, "W", random.Random(1), ack_share=0)
+                scene.box.advance(2 * SECOND)
+                scene.api("CONSUMER.RESET.S.W")
+            elif skipped == "reset":
+                scene.api("CONSUMER.RESET.S.W", {"seq": 3})
+            scene.publish(b"s.b", 2)
+            deliver_and_ack(scene, "W", random.Random(1), ack_share=1)
+            if skipped == "filter":
+                scene.create("W", max_deliver=1, ack_wait=SECOND, filter_subject="s.>")
+        if restart:
+            scene.restart()
+        scene.api("CONSUMER.DELETE.S.COPY")
+        # After a change of filters it is no longer known what was acknowledged.
+        assert scene.count() == (4 if skipped == "filter" else 2)
