@@ -129,6 +129,7 @@ class StreamRegistry:
         ):
             self._metadata.delete(key)
         self._store.delete(stream.log)
+        stream.sourcing.delete_consumers()
         jetstream.group_commit.schedule()
         self._quota.schedule_server_check()
 

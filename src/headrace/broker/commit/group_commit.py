@@ -166,6 +166,11 @@ class GroupCommit:
         else:
             self._publisher.publish(subject, reply, header, payload)
 
+    def send_after_commit(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """Publish once everything accepted so far is durable, in the order of these calls; never if that fails."""
+        self._wait_for_open_frame((subject, reply, header, payload))
+        self.schedule()
+
     def commit(self) -> None:
         """Close the open frame, unless the previous one is still being written (its completion calls this again)."""
         self._scheduled = False

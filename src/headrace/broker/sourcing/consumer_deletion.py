@@ -88,7 +88,8 @@ class _Deletion:
         self._inbox = Inbox(deletions.router, self._on_reply)
         self._timer = deletions.timers.after(_TIMEOUT_NS, self._on_failure)
         subject = consumer.make_subject("INFO" if self._looking else "DELETE")
-        deletions.router.publish(subject, self._inbox.subject, b"", b"")
+        # After a crash that undoes the change of configuration, the source still needs its consumer.
+        deletions.group_commit.send_after_commit(subject, self._inbox.subject, b"", b"")
 
     def _on_reply(self, header: bytes, payload: bytes) -> None:
         self._cancel()
@@ -126,7 +127,7 @@ class _Deletion:
 class ConsumerDeletions:
     """The deletions of one stream that are in progress."""
 
-    __slots__ = ("_active", "_on_deleted", "copiers", "owner", "router", "timers")
+    __slots__ = ("_active", "_on_deleted", "copiers", "group_commit", "owner", "router", "timers")
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class ConsumerDeletions:
         on_deleted: Callable[[ConsumerAddress], None],
     ) -> None:
         self.router, self.timers = jetstream.router, jetstream.timers
-        self.copiers = jetstream.copiers
+        self.copiers, self.group_commit = jetstream.copiers, jetstream.group_commit
         self.owner = owner
         self._on_deleted = on_deleted
         self._active: dict[ConsumerAddress, _Deletion] = {}

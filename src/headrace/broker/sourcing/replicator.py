@@ -59,6 +59,7 @@ class Replicator:
         "_reachability",
         "_receiver",
         "_router",
+        "_send",
         "_setup_timer",
         "_subscribed_subject",
         "_subscriber",
@@ -76,6 +77,8 @@ class Replicator:
         self, jetstream: JetStreamContext, upstream: Upstream, writer: CopyWriter, handover: Handover
     ) -> None:
         self._router = jetstream.router
+        #: Requests wait for the configuration that they follow from, and stay in order with deletions.
+        self._send = jetstream.group_commit.send_after_commit
         self._timers = jetstream.timers
         self._copiers: dict[tuple[bytes, str], Replicator] = jetstream.copiers
         self.upstream = upstream
@@ -194,7 +197,7 @@ class Replicator:
         """Ask for the ack floor of the consumer that this replicator replaces: it may have been lost in a crash."""
         self._inbox = Inbox(self._router, self._on_floor)
         self._setup_timer = self._timers.after(FLOOR_TIMEOUT_NS, self._request_consumer)
-        self._router.publish(old_consumer.make_subject("INFO"), self._inbox.subject, b"", b"")
+        self._send(old_consumer.make_subject("INFO"), self._inbox.subject, b"", b"")
 
     def _on_floor(self, header: bytes, payload: bytes) -> None:
         try:
@@ -229,7 +232,7 @@ class Replicator:
     def _request(self, request: UpstreamRequest) -> None:
         self._inbox = Inbox(self._router, self._on_reply)
         self._setup_timer = self._timers.after(request.timeout_ns, self._on_timeout)
-        self._router.publish(request.subject, self._inbox.subject, request.header, request.body)
+        self._send(request.subject, self._inbox.subject, request.header, request.body)
 
     def _on_timeout(self) -> None:
         sometimes("upstream request timed out")

@@ -44,6 +44,7 @@ class Sourcing:
         "_owner",
         "_replicators",
         "_stream",
+        "_to_delete",
         "handovers",
         "positions",
     )
@@ -55,6 +56,7 @@ class Sourcing:
         self._metadata = metadata
         self._replicators: dict[str, Replicator] = {}
         self._message_count = 0  # as of the last commit
+        self._to_delete: list[ConsumerAddress] = []
         self.positions = SourcePositions(metadata, stream.log.ident)
         self.handovers = Handovers(metadata, stream.log.ident, stream.mark_dirty, self._delete_consumer)
         jetstream = stream.jetstream
@@ -167,7 +169,7 @@ class Sourcing:
             replicator.stop()
 
     def close(self) -> None:
-        """Remove all replicators and their consumers: the stream is being deleted."""
+        """Remove all replicators: the stream is being deleted, and then their consumers."""
         retired = self.handovers.all_retired()
         for replicator in self._replicators.values():
             replicator.stop()
@@ -176,9 +178,14 @@ class Sourcing:
                 retired.append(replicator.consumer_address)
         self._deletions.stop()
         self._replicators.clear()
-        router = self._jetstream.router
-        for consumer in retired:  # only once: nothing remains that could try again
-            router.publish(consumer.make_subject("DELETE"), b"", b"", b"")
+        self._to_delete = retired
+
+    def delete_consumers(self) -> None:
+        """Delete the consumers of a stream that is deleted in the open frame."""
+        jetstream = self._jetstream
+        for consumer in self._to_delete:  # only once: nothing remains that could try again
+            if consumer.key not in jetstream.copiers:
+                jetstream.group_commit.send_after_commit(consumer.make_subject("DELETE"), b"", b"", b"")
 
     # Group commit
 
