@@ -128,8 +128,10 @@ class Handover:
         self._save()
 
     def set_floor(self, seq: int) -> None:
-        """Continue after this sequence; -1 if the old consumer no longer exists."""
-        self.record.resume_seq, self.record.floor_of = seq, None
+        """Continue after this sequence, or that of another predecessor; -1 if the old consumer no longer exists."""
+        record = self.record
+        known = [each for each in (seq, record.resume_seq) if each >= 0]
+        record.resume_seq, record.floor_of = min(known, default=-1), None
         self._save()
 
     def on_ready(self, filters: list[str] | None) -> None:
