@@ -368,6 +368,26 @@ class TestFilters:
         assert len(set(copied)) == len(copied)
         assert sorted(copied) == sorted(data for subject, data in migration.published if subject != "o.c")
 
+    @pytest.mark.parametrize("after", ["recreated", "unfiltered"])
+    def test_a_position_counts_only_for_its_filters(self, after: str) -> None:
+        """The saved position is that of a consumer that left out what its successor delivers."""
+        migration = Migration(f"position/{after}")
+        for name in "UV":
+            migration.add_consumer(name, "o.a")
+        migration.create(U)
+        migration.publish(30, "ab")
+        migration.settle(3)
+        migration.configure(V)
+        migration.settle(3)
+        migration.call(migration.origin, "CONSUMER.DELETE.O.U")
+        migration.add_consumer("U", "o.b")
+        migration.configure(U if after == "recreated" else PLAIN)
+        migration.publish(10, "b")
+        migration.settle()
+        copied = migration.copied()
+        assert len(set(copied)) == len(copied)
+        assert sorted(copied) == sorted(data for _, data in migration.published)
+
     def test_a_mirror_with_a_start(self) -> None:
         migration = Migration("start", mirror=True)
         migration.publish(10)

@@ -139,18 +139,19 @@ class Sourcing:
         Where the filters differ, messages that a predecessor has copied are skipped one by one.
         """
         ranges: list[CopiedRange] = []
+        known = handover.filters  # of a user-managed consumer that the saved position is from
         filters = None if upstream.is_user_managed else upstream.get_filters()
         for each in predecessors:
             if filters is None or filters != each.copied_filters:
                 each.finish()  # the new source may get only some members of the batch that is held back
             ranges += each.make_copied_ranges(filters)
-        covering = [each.seq for each in ranges if each.covers(filters if filters is not None else ())]
         index, saved = upstream.index_name, self.positions.get(upstream.index_name)
         identities = [each.writer.identity for each in predecessors]
         identity = next((each for each in identities if each), saved.identity)
-        seq = max(covering, default=0)
         if saved.identity in ("", identity):
-            seq = max(seq, saved.seq)
+            ranges.append(CopiedRange(upstream.get_filters() if known is None else known, saved.seq))
+        covering = [each.seq for each in ranges if each.covers(filters if filters is not None else ())]
+        seq = max(covering, default=0)
         if (seq, identity) != (saved.seq, saved.identity):
             self.positions.set(index, seq, identity)
             self._stream.mark_dirty()
