@@ -17,6 +17,7 @@ SIZES = (
         flush_bytes=8 * KIB,
         sparse_rows=8,
         subjects_min=3,
+        compress_min_saving=64,
     ),
     StoreOptions(
         journal_bytes=256 * KIB,
@@ -30,5 +31,6 @@ SIZES = (
         flush_bytes=32 * KIB,
         sparse_rows=50,
         subjects_min=20,
+        compress_min_saving=64,
     ),
 )

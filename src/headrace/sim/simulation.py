@@ -93,26 +93,32 @@ class Simulation:
             self.servers.connect()
             self.servers.run_until_idle()
         for name in self.options.streams:
-            self.call(self.local, f"STREAM.CREATE.{name}", name=name, **STREAMS[name][1])
+            self._create_stream(self.local, {"name": name, **STREAMS[name][1]})
         for actor in self.feature_actors.values():
-            self.call(self.local, f"STREAM.CREATE.{actor.config['name']}", **actor.config)
+            self._create_stream(self.local, actor.config)
         for stream, name, config in self._iter_consumers():
             body = {"stream_name": stream, "config": {"durable_name": name, **config}}
             self.call(self.local, f"CONSUMER.CREATE.{stream}.{name}", **body)
         if isinstance(self.servers, TwoServers):
             external = {"api": "$JS.NEAR.API", "deliver": ""}
             mirror = {"name": "P", "external": external}
-            self.call(self.servers.remote, "STREAM.CREATE.M", name="M", mirror=mirror)
+            self._create_stream(self.servers.remote, {"name": "M", "mirror": mirror})
             durable = {"name": "D", "server_managed": True}
             source = {"name": "Q", "external": external, "consumer": durable}
-            self.call(self.servers.remote, "STREAM.CREATE.S", name="S", sources=[source], allow_atomic=True)
+            config = {"name": "S", "sources": [source], "allow_atomic": True}
+            self._create_stream(self.servers.remote, config)
             for copy in MARKER_COPIES:
-                self.call(self.servers.remote, f"STREAM.CREATE.{copy['name']}", **copy)
+                self._create_stream(self.servers.remote, copy)
             if self.options.lossy:
                 self.servers.should_lose = lambda *_: self.rng.random() < 0.1
         for actor in self.feature_actors.values():
             actor.set_up(self)
         self.connect_all()
+
+    def _create_stream(self, broker: SimBroker, config: dict[str, Any]) -> None:
+        name = config["name"]
+        compression = {"compression": "s2"} if name in self.options.compressed else {}
+        self.call(broker, f"STREAM.CREATE.{name}", **config, **compression)
 
     def _iter_consumers(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for stream in self.options.streams:

@@ -55,6 +55,8 @@ MARKER_COPIES: tuple[dict[str, Any], ...] = (
     },
     {"name": "TN", "mirror": {"name": "T", "external": {"api": "$JS.NEAR.API", "deliver": ""}}},
 )
+#: All copies on the other server.
+COPIES = ("M", "S", *(str(copy["name"]) for copy in MARKER_COPIES))
 #: The stream that is deleted and created again.
 CHURNING_STREAM = "X"
 #: Interest retention; some of its consumers are temporary. Only some simulations have it.
@@ -130,6 +132,7 @@ class SimulationOptions:
     payload_max: int
     two_servers: bool
     features: tuple[str, ...]
+    compressed: tuple[str, ...]  # the streams that are created with `compression: s2`
     lossy: bool  # the connection between the servers sometimes loses a message
     server_limits: SimServerLimits
     store: StoreOptions
@@ -158,10 +161,12 @@ def derive_options(seed: int, store: StoreOptions, actions: Iterable[str]) -> Si
         payload_max=rng.choice((20, 20, 400, 6_000)),
         two_servers=rng.random() < 0.4,
         features=(),
+        compressed=(),
         lossy=rng.random() < 0.5,
         server_limits=_pick_server_limits(rng),
         store=_pick_store_options(store, rng),
     )
+    options = replace(options, compressed=_pick_compressed(Random(f"compression {seed}")))
     return _add_features(options, Random(f"parts {seed}"))
 
 
@@ -173,6 +178,15 @@ def _add_features(options: SimulationOptions, rng: Random) -> SimulationOptions:
     if options.two_servers:
         features += tuple(name for name in MIGRATION_ACTORS if rng.random() < 0.3)
     return replace(options, features=features, actions=options.actions + features * 2)
+
+
+def _pick_compressed(rng: Random) -> tuple[str, ...]:
+    """Choose half of the streams in a third of the simulations; plain and compressed streams share a store."""
+    if rng.random() >= 0.35:
+        return ()
+    actors = (FEATURE_ACTORS | MIGRATION_ACTORS).values()
+    names = [*STREAMS, *COPIES, CHURNING_STREAM, *(actor.config["name"] for actor in actors)]
+    return tuple(name for name in names if rng.random() < 0.5)
 
 
 def _pick_store_options(store: StoreOptions, rng: Random) -> StoreOptions:

@@ -192,7 +192,9 @@ def _churn_stream(sim: Simulation) -> None:
     rng, client, churning = sim.rng, sim.client(), sim.churning_stream
     roll = rng.random()
     if roll < 0.15:
-        body = b'{"name":"%b","subjects":["x.>"]}' % CHURNING_STREAM.encode()
+        compression = "s2" if CHURNING_STREAM in sim.options.compressed else "none"
+        config = {"name": CHURNING_STREAM, "subjects": ["x.>"], "compression": compression}
+        body = json.dumps(config).encode()
         client.request(f"$JS.API.STREAM.CREATE.{CHURNING_STREAM}", body, churning.on_create_reply)
     elif roll < 0.25:
         client.request(f"$JS.API.STREAM.DELETE.{CHURNING_STREAM}", b"", churning.make_delete_handler(client))

@@ -78,7 +78,10 @@ def encode_smaller_block(segment: FileSegment, block: RecordBlock, min_saving: i
     """
     parts = encode_block(segment, block)
     compressed = compress_block(segment.seed, block.offset, b"".join(parts), min_saving)
-    return parts if compressed is None else [compressed]
+    if compressed is None:
+        return parts
+    sometimes("block compressed")
+    return [compressed]
 
 
 def large_message_ops(large_writes: list[LargeWrite], disk: Disk) -> list[Op]:
