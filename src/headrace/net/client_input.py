@@ -45,6 +45,7 @@ class ClientInput(asyncio.BufferedProtocol):
     )
 
     session: Session
+    client_ip: str
     _transport: asyncio.Transport
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -126,7 +127,7 @@ class ClientInput(asyncio.BufferedProtocol):
                 self.fail(UNAUTHORIZED)
                 return
             self.pause_reading()
-            self._greeting.wait_for(error)
+            self._greeting.wait_for(error, self.client_ip)
         elif isinstance(error, ProtocolError):
             self.fail(error.text)
         else:

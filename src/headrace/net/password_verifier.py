@@ -1,8 +1,8 @@
 """Checks passwords against bcrypt hashes, away from the event loop.
 
-A check takes a tenth of a second on purpose. Owns a small pool of threads with low priority, and what a peer sent before
-its password was checked: CONNECT is parsed again when the result is known. Invariant: nothing that follows CONNECT is
-processed before.
+A check takes a tenth of a second on purpose. Owns a small pool of threads with low priority, the order of the checks, and
+what a peer sent before its password was checked: CONNECT is parsed again when the result is known. Invariant: nothing
+that follows CONNECT is processed before.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from headrace.auth.authenticator import SlowPassword, VerifiedPassword, verify_secret
 
@@ -20,28 +22,63 @@ from headrace.auth.authenticator import SlowPassword, VerifiedPassword, verify_s
 NICENESS = 10
 
 
+class _Check(NamedTuple):
+    """A password to check, and what to call with the result."""
+
+    password: SlowPassword
+    on_verified: Callable[[VerifiedPassword], None]
+
+
 class PasswordVerifier:
-    """A pool of threads that check passwords; they start with the first check."""
+    """A pool of threads that check passwords; they start with the first check.
+
+    Remote addresses are served in turn, so that many wrong passwords from one do not delay the logins of others.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._threads = max((os.cpu_count() or 1) - 1, 1)
         self._pool: ThreadPoolExecutor | None = None
+        #: By remote address; the first address is served next.
+        self._waiting: dict[str, deque[_Check]] = {}
+        self._running = 0
 
-    def verify(self, password: SlowPassword, on_verified: Callable[[VerifiedPassword], None]) -> None:
-        """Check a password; call `on_verified` on the event loop."""
-        if self._pool is None:
-            threads = max((os.cpu_count() or 1) - 1, 1)
-            self._pool = ThreadPoolExecutor(threads, "password", _lower_priority)
-        self._pool.submit(self._run, password, on_verified)
+    def verify(
+        self, address: str, password: SlowPassword, on_verified: Callable[[VerifiedPassword], None]
+    ) -> None:
+        """Check a password that came from a remote address; call `on_verified` on the event loop."""
+        self._waiting.setdefault(address, deque()).append(_Check(password, on_verified))
+        self._start_checks()
 
-    def _run(self, password: SlowPassword, on_verified: Callable[[VerifiedPassword], None]) -> None:
-        is_correct = verify_secret(password.stored, password.provided)
+    def _start_checks(self) -> None:
+        while self._waiting and self._running < self._threads:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "password", _lower_priority)
+            address = next(iter(self._waiting))
+            checks = self._waiting.pop(address)
+            self._running += 1
+            self._pool.submit(self._run, checks.popleft())
+            if checks:
+                self._waiting[address] = checks  # after all other addresses
+
+    def _run(self, check: _Check) -> None:
+        password = check.password
+        try:
+            is_correct = verify_secret(password.stored, password.provided)
+        except Exception:  # the library rejects the password, or has failed: the thread must serve others
+            is_correct = False
         result = VerifiedPassword(password.stored, password.provided, is_correct)
         with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(on_verified, result)
+            self._loop.call_soon_threadsafe(self._on_checked, check, result)
+
+    def _on_checked(self, check: _Check, result: VerifiedPassword) -> None:
+        self._running -= 1
+        self._start_checks()
+        check.on_verified(result)
 
     def close(self) -> None:
         """Drop checks that wait."""
+        self._waiting.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
@@ -69,10 +106,10 @@ class Greeting:
         """Keep received bytes."""
         self._received += data
 
-    def wait_for(self, password: SlowPassword) -> None:
-        """Check a password; nothing may be parsed meanwhile."""
+    def wait_for(self, password: SlowPassword, address: str) -> None:
+        """Check a password that came from a remote address; nothing may be parsed meanwhile."""
         self.is_waiting = True
-        self._verifier.verify(password, self._finish)
+        self._verifier.verify(address, password, self._finish)
 
     def _finish(self, verified: VerifiedPassword) -> None:
         self.is_waiting = False

@@ -94,6 +94,36 @@ async def test_others_are_served_while_a_password_is_checked(monkeypatch: pytest
             await read_until(late_reader, b"PONG\r\n")
 
 
+async def test_remote_addresses_are_served_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many passwords from one address delay the login from another by one check only."""
+    all_queued, all_checked = threading.Event(), asyncio.Event()
+    order: list[object] = []
+
+    def verify_later(stored: str, provided: object) -> bool:
+        assert all_queued.wait(TIMEOUT_S)
+        if provided == "flood 3":
+            raise ValueError("the library rejects it")
+        return provided == "login"
+
+    def on_verified(result: VerifiedPassword) -> None:
+        order.append(result.provided)
+        assert result.is_correct == (result.provided == "login")
+        if len(order) == 21:
+            all_checked.set()
+
+    monkeypatch.setattr(password_verifier, "verify_secret", verify_later)
+    monkeypatch.setattr(password_verifier.os, "cpu_count", lambda: 2)  # one thread for checks
+    verifier = password_verifier.PasswordVerifier(asyncio.get_running_loop())
+    for number in range(20):
+        verifier.verify("192.0.2.1", SlowPassword(HASH, f"flood {number}"), on_verified)
+    verifier.verify("192.0.2.2", SlowPassword(HASH, "login"), on_verified)
+    all_queued.set()
+    async with asyncio.timeout(TIMEOUT_S):
+        await all_checked.wait()
+    verifier.close()
+    assert order == ["flood 0", "flood 1", "login", *(f"flood {number}" for number in range(2, 20))]
+
+
 async def test_a_second_connect_with_another_password_is_refused() -> None:
     async with headrace.Server(users=USERS) as server, connect(server) as (reader, writer):
         writer.write(greeting("ann", "secret"))

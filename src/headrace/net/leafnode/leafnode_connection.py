@@ -141,7 +141,7 @@ class LeafnodeConnection(LeafnodeInput):
         except SlowPassword as password:
             assert greeting is not None, "a second CONNECT is a protocol error"
             self._cancel_timers()
-            greeting.wait_for(password)
+            greeting.wait_for(password, self.client_ip)
         except ProtocolError as error:
             self.fail(error.text)
         except Exception as error:  # an error caused by one server must not affect the others
