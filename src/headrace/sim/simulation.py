@@ -233,6 +233,7 @@ class Simulation:
         else:
             self.servers.crash_local()
         self.servers.run_until_idle()
+        self.delivery_checker.on_server_idle()
         self.connect_all()
         self.check("kill" if killed else "crash", quiescent=False)
 

@@ -51,6 +51,9 @@ class DeliveryChecker:
         self.delivered: dict[ConsumerKey, set[int]] = {}
         self.confirmed_acks: dict[ConsumerKey, set[int]] = {}
         self._pending_resets: Counter[ConsumerKey] = Counter()  # resets per consumer without a reply yet
+        self._abandoned_resets: set[ConsumerKey] = (
+            set()
+        )  # of clients that are gone; the server may run them later
 
     # Replies
 
@@ -186,7 +189,7 @@ class DeliveryChecker:
                 if msg.header:
                     return
                 self._history_checker.removals[key[0]].confirmed_acks.add(seq)
-                if not self._pending_resets[key]:
+                if not self._pending_resets[key] and key not in self._abandoned_resets:
                     self.confirmed_acks.setdefault(key, set()).add(seq)
 
             client.request(reply.decode(), b"+ACK", on_ack_confirmed)
@@ -217,8 +220,13 @@ class DeliveryChecker:
         client.request(f"$JS.API.CONSUMER.RESET.{stream}.{consumer}", body, on_reply)
 
     def on_disconnect(self) -> None:
-        """Forget pending resets: the client is gone, so they have happened by now, or never will."""
+        """Expect no more replies: the client is gone. The server may run its resets later, if it has read them."""
+        self._abandoned_resets |= set(+self._pending_resets)
         self._pending_resets.clear()
+
+    def on_server_idle(self) -> None:
+        """Forget resets of clients that are gone: they have happened by now, or never will."""
+        self._abandoned_resets.clear()
 
     def check(self, broker: SimBroker) -> None:
         """Check that no live message was skipped."""

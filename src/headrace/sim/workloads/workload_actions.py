@@ -264,6 +264,7 @@ def _run_idle_and_check(sim: Simulation) -> None:
     sim.servers.advance(sim.rng.randrange(2 * SECOND_NS))
     sim.run_until_idle()
     if sim.local.store.poisoned is None and not sim.local.store.waiting_for_space:
+        sim.delivery_checker.on_server_idle()
         sim.check("rest", quiescent=False)
 
 
