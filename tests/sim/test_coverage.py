@@ -36,7 +36,11 @@ SEEDS = [
     472,
     521,
     567,
+    703,
+    708,
+    741,
     774,
+    1985,
 ]
 STORE_SEEDS = [2, 21]
 #: A change of the broker changes what a seed does: try this many more seeds before a probe counts as unreachable.
