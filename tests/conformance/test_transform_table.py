@@ -17,6 +17,7 @@ DESTS = [
     "x.{{partition(10,1,2)}}",
     "x.{{partition(7,2)}}.{{partition(1000)}}",
     "x.{{split(1,-)}}",
+    "x.{{split(1,)}}",
     "x.{{splitfromleft(1,2)}}.{{SplitFromRight(2,2)}}",
     "x.{{slicefromleft(1,2)}}.{{ slicefromright( 2 , 2 ) }}",
     "x.{{left(1,2)}}.{{right(1,3)}}",

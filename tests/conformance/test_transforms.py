@@ -43,6 +43,15 @@ def test_a_subject_transform_renames_stored_messages(
     assert stored_subject(client, name, 1) == expected.format(n=name)
 
 
+def test_bytes_that_are_no_utf8_are_split_one_by_one(client: Client, make_stream: Make, name: str) -> None:
+    make_stream(subject_transform={"src": f"{name}.*", "dest": "s.{{split(1,)}}"})
+    client.send(b"PUB %s.\xffa\xc3\xc3\xa9 1\r\nx\r\n" % name.encode())
+    client.flush()
+    found = client.api(f"STREAM.MSG.GET.{name}", {"seq": 1})["message"]["subject"]
+    assert [len(token) for token in found.split(".")] == [1, 1, 1, 1, 1]
+    assert found.endswith(".a.\ufffd.é")
+
+
 @pytest.mark.parametrize("token", ["a", "b", "customer-17"])
 def test_partitions_are_stable(client: Client, make_stream: Make, name: str, token: str) -> None:
     make_stream(subject_transform={"src": f"{name}.*", "dest": "p.{{partition(10,1)}}"})

@@ -190,7 +190,9 @@ def _make_text_part(call: TransformCall, position: int) -> TokenFunction:
 
 def _split(token: bytes, separator: bytes) -> bytes:
     if not separator:
-        return b".".join(char.encode() for char in token.decode("utf-8", "surrogateescape"))
+        return b".".join(
+            char.encode("utf-8", "surrogateescape") for char in token.decode("utf-8", "surrogateescape")
+        )
     return b".".join(part for part in token.split(separator) if part)
 
 

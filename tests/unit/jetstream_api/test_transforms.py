@@ -37,6 +37,11 @@ def test_a_subject_is_rewritten(source: str, dest: str, subject: str, result: st
     assert compile_transform(source, dest)(subject.encode()) == result.encode()
 
 
+def test_any_bytes_can_be_split_into_characters() -> None:
+    split = compile_transform("a.*", "b.{{split(1,)}}")
+    assert split(b"a.x\xff\xc3\xc3\xa9") == b"b.x.\xff.\xc3.\xc3\xa9"
+
+
 def test_a_partition_without_positions_takes_the_whole_subject() -> None:
     whole = compile_transform("a.*", "b.{{partition(1000)}}")
     parts = compile_transform("*.*", "b.{{partition(1000,1,2)}}")
