@@ -33,6 +33,9 @@ BLOCK_HEADER_BYTES = 32
 SEGMENT_HEADER_BYTES = 512
 TRAILER_BYTES = 48
 
+#: No store creates so many segments or generations in one stream; higher numbers leave no room for those that follow.
+NUMBER_MAX = 1 << 31
+
 _FRAME = struct.Struct("<IHHQQQIIII")
 _ENTRY = struct.Struct("<HHIQ")
 _BLOCK = struct.Struct("<IIQQII")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.code_probes import sometimes
+from headrace.errors import CorruptData
 from headrace.storage import format_features
 from headrace.storage.checkpoint_schema import CheckpointRoot, SectionRef
 from headrace.storage.damage_report import RecoveryReport
@@ -143,7 +144,10 @@ def _read_root(disk: Disk, path: str, number: int) -> tuple[int, CheckpointRoot,
     if len(data) != length or compute_section_crc(store_id, data) != crc:
         return None
     names, body = format_features.decode_envelope(data, "the store")
-    return store_id, msgspec.msgpack.decode(body, type=CheckpointRoot), names
+    root = msgspec.msgpack.decode(body, type=CheckpointRoot)
+    if root.number != number:
+        raise CorruptData(f"{path} has the root of checkpoint {root.number} although its checksum is correct")
+    return store_id, root, names
 
 
 def _read_section(disk: Disk, store_id: int, ref: SectionRef, report: RecoveryReport) -> bytes | None:

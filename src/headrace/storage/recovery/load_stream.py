@@ -20,6 +20,7 @@ from headrace.storage.format import (
     ALIGN,
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
+    NUMBER_MAX,
     SEGMENT_HEADER_BYTES,
     align_up,
     columns_path,
@@ -48,7 +49,8 @@ SUBJECTS_NAME = re.compile(r"subjects\.([0-9]+)")
 def find_next_segment_number(disk: Disk, ident: int) -> int:
     """Return one more than the highest segment number of this stream's files."""
     found = [FILE_NAME.fullmatch(name) for name in disk.list(stream_folder(ident))]
-    return max((int(match[1], 16) + 1 for match in found if match), default=0)
+    numbers = (int(match[1], 16) for match in found if match)
+    return max((number + 1 for number in numbers if number < NUMBER_MAX), default=0)
 
 
 def find_next_generation(disk: Disk, ident: int) -> int:
@@ -56,7 +58,7 @@ def find_next_generation(disk: Disk, ident: int) -> int:
     names = disk.list(stream_folder(ident))
     found = [match[2] for name in names if (match := FILE_NAME.fullmatch(name)) and match[2]]
     found += [match[1] for name in names if (match := SUBJECTS_NAME.fullmatch(name))]
-    return max(map(int, found), default=-1) + 1
+    return max((number for number in map(int, found) if number < NUMBER_MAX), default=-1) + 1
 
 
 def load_log(
@@ -85,14 +87,15 @@ def load_log(
 def _check(state: StreamCheckpoint) -> None:
     """Reject numbers that no store writes. Their checksum is correct, so this is no bit rot, but rows become addresses."""
     before = 0
-    sound = 0 < state.ident < 1 << 32 and 0 <= state.last_seq <= SEQ_END and state.generation >= 0
+    sound = 0 < state.ident < 1 << 32 and 0 <= state.last_seq <= SEQ_END
+    sound = sound and 0 <= state.generation < NUMBER_MAX and 0 <= state.next_segment <= NUMBER_MAX
     for each in state.segments:
         sound = (
             sound
             and before < each.first_seq <= each.last_seq <= SEQ_END
             and each.last_seq - each.first_seq <= SEQ_SPAN_MAX
         )
-        sound = sound and 0 <= each.number < 1 << 32 and SEGMENT_HEADER_BYTES <= each.end < 1 << 32
+        sound = sound and 0 <= each.number < NUMBER_MAX and SEGMENT_HEADER_BYTES <= each.end < 1 << 32
         sound = sound and 0 <= each.rows <= each.end // RECORD_HEADER_BYTES
         before = each.last_seq
     if not sound:

@@ -216,6 +216,8 @@ class _Recovery:
         for entry in loaded.root.streams:
             if entry.ref in loaded.sections:
                 state = msgspec.msgpack.decode(loaded.sections[entry.ref], type=StreamCheckpoint)
+                if (entry.ident, entry.name) != (state.ident, state.name) or entry.ident in logs:
+                    raise CorruptData(f"stream {entry.name}: the checkpoint's root and its section disagree")
                 used_number = used_numbers.get(entry.ident, -1)
                 log = logs[entry.ident] = load_log(store.log_context, state, self.report, used_number)
                 if len(log.sealed_segments) != len(state.segments) or log.generation != state.generation:

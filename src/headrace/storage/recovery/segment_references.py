@@ -31,14 +31,20 @@ def find_used_numbers(frames: Iterable[Placed]) -> dict[int, int]:
     """Return for each stream the highest segment number of large messages in these frames.
 
     The file may be gone already: on a full disk it is unlinked when a purge is durable. A new segment must not get its
-    number, or a second recovery from the same journal would take one for the other.
+    number, or a second recovery from the same journal would take one for the other. Raises ValueError for numbers that
+    no store writes.
     """
     numbers: dict[int, int] = {}
     for frame, scanned in frames:
         start = frame.offset + fmt.FRAME_HEADER_BYTES
         for kind, ident, data in fmt.decode_entries(scanned.data[start : start + frame.length]):
+            if kind == fmt.CREATE_STREAM and not ident:
+                raise ValueError(f"frame {frame.number} creates a stream without an ident")
             if kind == fmt.LARGE:
-                numbers[ident] = max(numbers.get(ident, 0), fmt.decode_large_entry(data)[0])
+                number = fmt.decode_large_entry(data)[0]
+                if number >= fmt.NUMBER_MAX:
+                    raise ValueError(f"frame {frame.number} names segment {number}")
+                numbers[ident] = max(numbers.get(ident, 0), number)
     return numbers
 
 
