@@ -101,7 +101,7 @@ mutants: setup ## plant bugs in store, broker and claims, one at a time; each mu
 	PYTHONPATH=tests $(BIN)/python -m tests.sim.mutants
 	PYTHONPATH=tests $(BIN)/python -m tests.claims.mutants
 
-conformance-natspy: setup ## run nats-py's own test suite against Headrace (ARGS='--suite PATH': a checkout of nats.py)
+conformance-natspy: setup ## run the test suites of nats.py and orbit.py against Headrace (ARGS='--suite PATH --orbit PATH --python PYTHON': checkouts, and a Python with their test packages)
 	$(BIN)/python bench/natspy.py $(ARGS)
 
 conformance-faststream: setup ## run FastStream's tests for NATS against Headrace (ARGS='--suite PATH --python PYTHON': a checkout, and a Python with its test packages)
