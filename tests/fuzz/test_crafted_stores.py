@@ -99,3 +99,23 @@ def test_a_frame_creates_a_stream_without_an_ident() -> None:
 
 def test_a_frame_leaves_no_room_for_the_next_segment() -> None:
     craft_frame(fmt.encode_large_entry(1, (1 << 32) - 1, 512, 100, 999))
+
+
+def test_nothing_is_removed_if_the_root_lacks_a_stream_that_frames_change() -> None:
+    rotten = bit_rot.build("killed")
+    newest = max(path for path in rotten.files if path.startswith("checkpoints/"))
+    content = rotten.files[newest]
+    trailer = fmt.parse_trailer(content[-fmt.TRAILER_BYTES :])
+    assert trailer is not None
+    store, number, offset, length, _ = trailer
+    root = msgspec.msgpack.decode(content[offset : offset + length])
+    root[ROOT("streams")] = []
+    raw = msgspec.msgpack.encode(root)
+    crafted = content[:offset] + raw + fmt.encode_trailer(store, number, offset, raw)
+    files = {newest[:-1] + copy: crafted for copy in "ab"}
+    disk = SimDisk(snapshot=rotten.snapshot)
+    for path, data in files.items():
+        disk.corrupt(path, data)
+    report = open_store(disk, SimClock(), TINY).report()
+    assert not report.healthy
+    bit_rot.check_untouched(disk, {**rotten.files, **files}, report)

@@ -246,6 +246,7 @@ class _Recovery:
         for log in (logs[each.ident] for each in explained if each.ident in logs):
             note_lost(log, report)
         is_sound = survey.is_whole and not loaded.bad_sections and journal.is_last(loaded.root, survey.last)
+        is_sound = is_sound and not survey.has_unknown_streams(loaded.root)
         if self.newer is not None:
             self._remove_newer(self.newer, loaded, survey.last, is_sound)
         if is_sound and report.healthy:
@@ -283,6 +284,8 @@ class _Recovery:
             return
         if base is not loaded:
             survey = JournalSurvey(self.disk, store.store_id, sort_frames(base.files), base.root.frame)
+            if survey.has_unknown_streams(base.root):
+                return
         UnreferencedFiles(self.disk, loaded, base, survey).remove()
 
     def _report_damage(self, description: str, stream: str) -> None:

@@ -10,12 +10,14 @@ import struct
 from collections.abc import Iterable
 
 from headrace.storage import format as fmt
+from headrace.storage.checkpoint_schema import CheckpointRoot
 from headrace.storage.damage_report import Damage
 from headrace.storage.format import FrameHeader
 from headrace.storage.io.disk import Disk
 from headrace.storage.journal.scan import ScannedFile
 
 _PAIR = struct.Struct("<QQ")
+_STREAM_CHANGES = frozenset({fmt.RECORDS, fmt.LARGE, fmt.REMOVALS, fmt.TRIM, fmt.ADVANCE})
 
 Placed = tuple[FrameHeader, ScannedFile]
 
@@ -60,6 +62,7 @@ class JournalSurvey:
         self.larges: dict[str, tuple[int, int, int]] = {}
         self._unread: list[tuple[int, int]] = []  # ident and sequence of large messages that are missing
         self.created: set[int] = set()
+        self._changed: set[int] = set()
         self._deleted: set[int] = set()
         self._removed: dict[int, list[tuple[int, int]]] = {}
         previous, crc = after, None
@@ -78,6 +81,8 @@ class JournalSurvey:
     def _read(self, body: memoryview) -> None:
         self.bytes += len(body)
         for kind, ident, data in fmt.decode_entries(body):
+            if kind in _STREAM_CHANGES:
+                self._changed.add(ident)
             if kind == fmt.LARGE:
                 self._read_large(ident, data)
             elif kind == fmt.CREATE_STREAM:
@@ -105,6 +110,11 @@ class JournalSurvey:
         if ident in self._deleted:
             return True
         return any(low <= first and last <= high for low, high in self._removed.get(ident, ()))
+
+    def has_unknown_streams(self, root: CheckpointRoot) -> bool:
+        """Return whether these frames change a stream that neither the root nor one of them knows: something is lost."""
+        known = {entry.ident for entry in (*root.streams, *root.offline)}
+        return not self._changed <= known | self.created | self._deleted
 
     def explains(self, damage: Damage) -> bool:
         """Return whether nothing is lost, because all sequences concerned were removed.
