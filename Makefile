@@ -96,10 +96,11 @@ soak: setup ## run a mixed load at half of the peak; check for leaks and lost me
 soak-readers: setup ## read pinned snapshots from another process for a minute while the store is written at full speed
 	$(BIN)/python -m tests.crash.snapshot_load $(ARGS)
 
-mutants: setup ## plant bugs in store, broker and claims, one at a time; each must make a test fail
+mutants: setup ## plant bugs in store, broker, claims and settings, one at a time; each must make a test fail
 	PYTHONPATH=tests $(BIN)/python -m tests.crash.mutants
 	PYTHONPATH=tests $(BIN)/python -m tests.sim.mutants
 	PYTHONPATH=tests $(BIN)/python -m tests.claims.mutants
+	PYTHONPATH=tests $(BIN)/python -m tests.unit.mutants
 
 conformance-natspy: setup ## run the test suites of nats.py and orbit.py against Headrace (ARGS='--suite PATH --orbit PATH --python PYTHON': checkouts, and a Python with their test packages)
 	$(BIN)/python bench/natspy.py $(ARGS)

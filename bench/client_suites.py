@@ -6,9 +6,11 @@ Not a program itself; `natspy.py` and `faststream.py` are.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -39,7 +41,14 @@ def run_pytest(options: argparse.Namespace, folder: Path, added: list[str], **en
     command = [options.python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *added]
     command += [f"--timeout={options.timeout}", f"--junitxml={report}"]
     command += ["-k", options.expression] if options.expression else []
-    subprocess.run(command, cwd=folder, env={**os.environ, **environment}, check=False, stdout=sys.stderr)
+    process = subprocess.Popen(
+        command, cwd=folder, env={**os.environ, **environment}, stdout=sys.stderr, start_new_session=True
+    )
+    try:
+        process.wait()
+    finally:  # also servers that a failed test has left
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     return _read(report) if report.exists() else {}
 
 
@@ -48,7 +57,8 @@ def _read(report: Path) -> Outcomes:
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        outcomes[f"{case.get('classname', '').removeprefix('tests.')}.{case.get('name')}"] = outcome
+        name = case.get("classname", "").rpartition("tests.")[2]
+        outcomes[f"{name}.{case.get('name')}"] = outcome
     return outcomes
 
 

@@ -8,8 +8,17 @@ from decimal import Decimal
 from typing import Any
 
 from headrace.broker.commit.group_commit import GroupCommit
-from headrace.broker.consumers import ack_state, consumer, consumer_set, interest_sweep
+from headrace.broker.consumers import (
+    ack_handling,
+    ack_state,
+    consumer,
+    consumer_set,
+    interest_sweep,
+    pull_queue,
+    reset,
+)
 from headrace.broker.consumers.retention_interest import still_needed_mask
+from headrace.broker.leafnodes import leafnode_permissions
 from headrace.broker.routing import permissions
 from headrace.broker.sourcing import (
     copy_writer,
@@ -29,14 +38,18 @@ from headrace.broker.streams import (
 )
 from headrace.broker.streams.dedup import StreamDedupWindow
 from headrace.protocol import subjects
-from support.mutation import Mutant, Patch, main
+from support.mutation import Mutant, Patch, main, trial_of
 from unit.broker.routing.test_permission_model import (
     test_publish_permissions_match_the_model,
     test_subscribing_with_one_rule_each,
 )
 
 from .run_simulations import make_simulation, run
+from .test_consumer_reset import test_a_last_per_subject_consumer_never_gets_other_messages
+from .test_forged_acks import test_an_ack_of_all_reaches_no_further_than_deliveries
+from .test_leafnode_permissions import test_a_leafnode_sends_no_request_as_the_reply_of_its_message
 from .test_marker_expectations import test_a_batch_sees_the_marker_of_its_own_commit
+from .test_server_shutdown import test_waiting_pulls_end_with_what_they_wait_for
 from .test_sourcing_ttl import TestFullStreams, TestSwitchedOnLater
 from .test_sourcing_two_servers import Copying, crash_in_mid_write
 
@@ -333,6 +346,31 @@ def a_sourced_batch_fills_a_stream_in_parts(patch: Patch) -> None:
     patch(source_writer.SourceWriter, "_check_batch_capacity", lambda old: lambda self, messages: None)
 
 
+def a_reset_delivers_what_was_never_last(patch: Patch) -> None:
+    def find(old: Any) -> Any:
+        return lambda consumer, target: consumer.log.find_seqs(None, target, consumer.ack_state.resume_seq)
+
+    patch(reset, "_find_remaining", find)
+
+
+def an_ack_beyond_deliveries_counts(patch: Patch) -> None:
+    def ack(old: Any) -> Any:
+        def trusting(self: Any, seq: int, count: int, consumer_seq: int, reply: bytes) -> None:
+            self._apply_ack(seq, consumer_seq)
+
+        return trusting
+
+    patch(ack_handling.AckHandler, "ack", ack)
+
+
+def a_leafnode_may_name_any_reply(patch: Patch) -> None:
+    patch(leafnode_permissions.LeafnodePermissions, "allows_reply", lambda old: lambda self, reply: True)
+
+
+def waiting_pulls_are_forgotten_at_the_end(patch: Patch) -> None:
+    patch(pull_queue.PullQueue, "on_shutdown", lambda old: lambda self: None)
+
+
 def batches_and_markers() -> Iterator[int]:
     for config in ({}, {"discard": "new", "max_msgs": 100}):
         test_a_batch_sees_the_marker_of_its_own_commit(config)
@@ -391,6 +429,26 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(copied_again_through_a_consumer_with_a_filter, (run_simulations(need="migrate"),), True),
         Mutant(never_forgotten_while_ttls_are_off, (ttls_switched_on,), True),
         Mutant(a_sourced_batch_fills_a_stream_in_parts, (batches_into_full_streams,), True),
+        Mutant(
+            a_reset_delivers_what_was_never_last,
+            (trial_of(test_a_last_per_subject_consumer_never_gets_other_messages),),
+            True,
+        ),
+        Mutant(
+            an_ack_beyond_deliveries_counts,
+            (trial_of(test_an_ack_of_all_reaches_no_further_than_deliveries),),
+            True,
+        ),
+        Mutant(
+            a_leafnode_may_name_any_reply,
+            (trial_of(test_a_leafnode_sends_no_request_as_the_reply_of_its_message),),
+            True,
+        ),
+        Mutant(
+            waiting_pulls_are_forgotten_at_the_end,
+            (trial_of(test_waiting_pulls_end_with_what_they_wait_for),),
+            True,
+        ),
         Mutant(a_denial_lost_for_queue_groups, (permission_rules,), True),
         Mutant(a_narrower_denial_not_withheld, (permission_rules,), True),
         Mutant(allowed_before_it_is_denied, (permission_rules,), True),

@@ -4,12 +4,17 @@ detect it.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import itertools
 import os
 import pickle
 import resource
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import pytest
 
 
 class Patch:
@@ -23,6 +28,27 @@ class Mutant(NamedTuple):
     plant: Callable[[Patch], None]
     trials: tuple[Callable[[], Iterator[int]], ...]
     quick: bool = False  # part of make test
+
+
+def trial_of(test: Callable[..., Any]) -> Callable[[], Iterator[int]]:
+    """Make a trial of a test function: each set of its parameters counts as one."""
+    tables = []
+    for mark in (mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"):
+        names = [mark.args[0]] if isinstance(mark.args[0], str) else mark.args[0]
+        rows = [row if len(names) > 1 else (row,) for row in mark.args[1]]
+        tables.append([dict(zip(names, row, strict=True)) for row in rows])
+
+    def trial() -> Iterator[int]:
+        for row in itertools.product(*tables):
+            arguments = {name: value for part in row for name, value in part.items()}
+            try:
+                result = test(**arguments)
+                asyncio.run(result) if inspect.isawaitable(result) else None
+            except pytest.fail.Exception as failure:  # not an Exception
+                raise AssertionError(str(failure)) from None
+            yield 1
+
+    return trial
 
 
 #: Memory limit: a planted bug may use a damaged length and must not exhaust the machine.

@@ -12,6 +12,7 @@ from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
 from headrace.jetstream_api.configs import (
     ConsumerConfig,
     ConsumerLimits,
+    RePublish,
     StreamConfig,
     StreamConsumerSource,
     StreamSource,
@@ -36,6 +37,14 @@ def update(old: StreamConfig, *, strict: bool = False, **fields: Any) -> StreamC
 
 def refusal(caught: pytest.ExceptionInfo[RequestError]) -> tuple[int, int, str]:
     return caught.value.code, caught.value.err_code, caught.value.description
+
+
+@pytest.mark.parametrize("dest", ["$JS.API.STREAM.DELETE.V", "$JS.>", "$JS.ACK.S.C.1.1.1.1.0", "$SYS.x"])
+def test_copies_never_go_to_the_server(dest: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        create(subjects=["s"], republish=RePublish(src="s" if ">" not in dest else ">", dest=dest))
+    assert refusal(caught)[:2] == (500, 10052)
+    assert "belongs to the server" in refusal(caught)[2]
 
 
 def test_what_was_sent_is_not_changed() -> None:
