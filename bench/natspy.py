@@ -71,13 +71,13 @@ def run(options: argparse.Namespace, server: str) -> Outcomes:
         for package in (folder / LEGACY, *newer):
             if package.name not in options.only:
                 continue
-            # The configuration files of `nats` name certificates relative to the repository.
-            place = folder if package.name == LEGACY else package
-            (place / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+            if package.name == LEGACY:  # its configuration files name certificates relative to the repository
+                (package / LEGACY).symlink_to(package)
+            (package / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
             found = run_pytest(
                 options,
-                place,
-                ["-p", "no:headrace", str((package / "tests").relative_to(place))],
+                package,
+                ["-p", "no:headrace", "tests"],
                 PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
                 PYTHONPATH=str(package / "src" if package.name == LEGACY else merged),
                 TMPDIR=temporary,
