@@ -94,7 +94,7 @@ class Retention:
             MaxAgeIndex(log, config.max_age, allow_msg_ttl=config.allow_msg_ttl) if config.max_age else None
         )
         if config.allow_msg_ttl and self._ttl_index is None:
-            self._ttl_index = TtlIndex(log, self._clock.wall_ns())
+            self._ttl_index = TtlIndex(log)
         self._next_expiry_ns = 0
 
     def has_interest(self, subject: bytes) -> bool:

@@ -29,22 +29,48 @@ _BUCKET_BITS = 30
 _WINDOW_NS = 8 << _BUCKET_BITS
 _RUN_BITS = 16
 _NO_DEADLINE = 1 << 63
+_NOTHING: U64Array = np.empty(0, np.uint64)
+
+
+class _DueRun:
+    """Sequences in the order of their deadlines; those before `position` were taken."""
+
+    __slots__ = ("position", "seqs", "times")
+
+    def __init__(self, times: U64Array, seqs: U64Array) -> None:
+        order = np.argsort(times, kind="stable")
+        self.times: U64Array = times[order]
+        self.seqs: U64Array = seqs[order]
+        self.position = 0
+
+    def __len__(self) -> int:
+        return len(self.times) - self.position
+
+    def merge(self, other: _DueRun) -> _DueRun:
+        """Return a run with what is left of both."""
+        return _DueRun(
+            np.concatenate([self.times[self.position :], other.times[other.position :]]),
+            np.concatenate([self.seqs[self.position :], other.seqs[other.position :]]),
+        )
 
 
 class TtlIndex:
-    """The deadlines of messages with a `Nats-TTL`."""
+    """The deadlines of messages with a `Nats-TTL`.
 
-    __slots__ = ("_buckets", "_due_position", "_due_seqs", "_due_times", "_log", "_runs", "_window_end")
+    `_window_end`: everything due before it is in a bucket or in `_due`. At that time the next window is loaded, a run of
+    sequences per call; `_unloaded` are the runs that are still missing from it.
+    """
 
-    def __init__(self, log: StreamLog, now_ns: int) -> None:
+    __slots__ = ("_buckets", "_due", "_log", "_next_window_end", "_runs", "_unloaded", "_window_end")
+
+    def __init__(self, log: StreamLog) -> None:
         """Read the log: after a restart, or when TTLs are enabled."""
         self._log = log
         self._buckets: dict[int, array[int]] = {}
         self._runs: dict[int, int] = {}
-        self._due_times = np.empty(0, np.uint64)
-        self._due_seqs = np.empty(0, np.uint64)
-        self._due_position = 0
-        self._window_end = now_ns
+        self._due: list[_DueRun] = []
+        self._window_end = self._next_window_end = 0
+        self._unloaded: set[int] = set()
         seq = log.find_next(None, log.first_seq)
         while seq:
             self._runs[seq >> _RUN_BITS] = 0
@@ -52,64 +78,89 @@ class TtlIndex:
 
     def add(self, seq: int, deadline_ns: int) -> None:
         """Add a stored message."""
-        if deadline_ns < self._window_end:
+        run = seq >> _RUN_BITS
+        if deadline_ns < self._window_end or (
+            deadline_ns < self._next_window_end and run not in self._unloaded
+        ):
             key = deadline_ns >> _BUCKET_BITS
             bucket = self._buckets.get(key)
             if bucket is None:
                 bucket = self._buckets[key] = array("Q")
             bucket.extend((deadline_ns, seq))
-        else:
-            run = seq >> _RUN_BITS
-            if deadline_ns < self._runs.get(run, _NO_DEADLINE):
-                self._runs[run] = deadline_ns
+        elif deadline_ns < self._runs.get(run, _NO_DEADLINE):
+            self._runs[run] = deadline_ns
 
     def pop_due(self, now_ns: int, limit: int) -> U64Array:
         """Return sequences that are due, oldest deadline first, at most `limit`; some may already be gone."""
         if now_ns >= self._window_end:
-            self._advance_window(now_ns)
+            self._load_next_run(now_ns)
         current = now_ns >> _BUCKET_BITS
         for key in sorted(key for key in self._buckets if key <= current):
-            self._merge_bucket(self._buckets.pop(key))
-        end = int(np.searchsorted(self._due_times, np.uint64(now_ns), "right"))
-        end = min(end, self._due_position + limit)
-        found = self._due_seqs[self._due_position : end]
-        self._due_position = end
-        return found
+            self._add_due(self._buckets.pop(key))
+        return self._take_due(now_ns, limit)
 
     def next_ns(self) -> int:
         """Return when to check again, never later than the next deadline; 0 if there is none."""
-        if self._due_position < len(self._due_times):
-            return int(self._due_times[self._due_position])
-        candidates = [min(self._buckets) << _BUCKET_BITS] if self._buckets else []
+        if self._unloaded:
+            return 1
+        candidates = [int(run.times[run.position]) for run in self._due]
+        if self._buckets:
+            candidates.append(min(self._buckets) << _BUCKET_BITS)
         if self._runs:
-            candidates.append(max(min(self._runs.values()), self._window_end))
+            candidates.append(max(min(self._runs.values()), self._window_end, 1))
         return min(candidates, default=0)
 
-    def _merge_bucket(self, bucket: array[int]) -> None:
-        """Merge a bucket whose second has begun with what is left, in order."""
-        pairs = np.frombuffer(bucket, np.uint64).reshape(-1, 2)
-        times = np.concatenate([self._due_times[self._due_position :], pairs[:, 0]])
-        seqs = np.concatenate([self._due_seqs[self._due_position :], pairs[:, 1]])
-        order = np.argsort(times, kind="stable")
-        self._due_times, self._due_seqs, self._due_position = times[order], seqs[order], 0
+    def _add_due(self, bucket: array[int]) -> None:
+        """Add a bucket whose second has begun.
 
-    def _advance_window(self, now_ns: int) -> None:
-        """Move the window to now, and load what is due within it from the columns."""
-        self._window_end = now_ns + _WINDOW_NS
-        for run in [run for run, bound in self._runs.items() if bound < self._window_end]:
-            self._load_run(run)
+        Each run is more than twice as long as the next one, so there are few of them, and merging costs little.
+        """
+        pairs = np.frombuffer(bucket, np.uint64).reshape(-1, 2)
+        added = _DueRun(pairs[:, 0], pairs[:, 1])
+        while self._due and len(self._due[-1]) <= 2 * len(added):
+            added = self._due.pop().merge(added)
+        self._due.append(added)
+
+    def _take_due(self, now_ns: int, limit: int) -> U64Array:
+        ends = [
+            min(int(np.searchsorted(run.times, np.uint64(now_ns), "right")), run.position + limit)
+            for run in self._due
+        ]
+        counts = [end - run.position for run, end in zip(self._due, ends, strict=True)]
+        parts = [run.seqs[run.position : end] for run, end in zip(self._due, ends, strict=True)]
+        if sum(map(bool, counts)) > 1:
+            times = [run.times[run.position : end] for run, end in zip(self._due, ends, strict=True)]
+            oldest = np.argsort(np.concatenate(times), kind="stable")[:limit]
+            parts = [np.concatenate(parts)[oldest]]
+            owners = np.repeat(np.arange(len(counts)), counts)[oldest]
+            counts = np.bincount(owners, minlength=len(counts)).tolist()
+        for run, count in zip(self._due, counts, strict=True):
+            run.position += count
+        self._due = [run for run in self._due if len(run)]
+        return next((part for part in parts if len(part)), _NOTHING)
+
+    def _load_next_run(self, now_ns: int) -> None:
+        """Load one run for the next window, which begins when all of them are loaded."""
+        if not self._unloaded:
+            self._next_window_end = now_ns + _WINDOW_NS
+            self._unloaded = {run for run, bound in self._runs.items() if bound < self._next_window_end}
+        if self._unloaded:
+            self._load_run(self._unloaded.pop())
+        if not self._unloaded:
+            self._window_end = self._next_window_end
 
     def _load_run(self, run: int) -> None:
+        """Load what is due in the next window; what is due before it is known already."""
         seqs, times, ttls = self._log.find_times_and_ttls(run << _RUN_BITS, ((run + 1) << _RUN_BITS) - 1)
         has_ttl = (ttls > 0) & (ttls < TTL_EXEMPT)
         seqs = seqs[has_ttl]
         deadlines = times[has_ttl] + ttls[has_ttl].astype(np.uint64) * np.uint64(SECOND_NS)
-        after_window = deadlines >= np.uint64(self._window_end)
+        after_window = deadlines >= np.uint64(self._next_window_end)
         if after_window.any():
             self._runs[run] = int(deadlines[after_window].min())
         else:
             del self._runs[run]
-        in_window = np.flatnonzero(~after_window)
+        in_window = np.flatnonzero(~after_window & (deadlines >= np.uint64(self._window_end)))
         keys = deadlines[in_window] >> np.uint64(_BUCKET_BITS)
         for key in sort_unique(keys):
             rows = in_window[keys == key]

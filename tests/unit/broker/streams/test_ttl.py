@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 
 import pytest
@@ -22,12 +23,21 @@ def two_far_apart(memory: bool, first_ttl_s: int) -> StreamLog:
     return log
 
 
+def pop_all(deadlines: TtlIndex, now_ns: int, limit: int = MOST) -> list[int]:
+    found: list[int] = []
+    while 0 < deadlines.next_ns() <= now_ns:
+        due = deadlines.pop_due(now_ns, limit).tolist()
+        assert len(due) <= limit
+        found += due
+    return found
+
+
 @pytest.mark.parametrize("memory", [False, True])
 def test_what_is_due_is_found_on_both_sides_of_a_gap(memory: bool) -> None:
     log = two_far_apart(memory, 60)
     tracemalloc.start()
     try:
-        deadlines = TtlIndex(log, 1)
+        deadlines = TtlIndex(log)
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -42,8 +52,53 @@ def test_runs_without_messages_are_passed_over() -> None:
     log.append_many([(b"s", b"", b"x")] * 200_000, 1)
     last = log.append(b"s", b"", b"x", 1, 60)
     log.remove_many(range(2, 200_001))
-    deadlines = TtlIndex(log, 1)
-    assert deadlines.pop_due(61 * SECOND_NS, MOST).tolist() == [last]
+    deadlines = TtlIndex(log)
+    assert pop_all(deadlines, 61 * SECOND_NS) == [last]
+
+
+@pytest.mark.parametrize("stored_first", [0, 1_000, 70_000])
+def test_each_message_expires_once_and_in_time(stored_first: int) -> None:
+    """Also those that are stored while others expire, such as delete markers."""
+    log = open_store(SimDisk(), SimClock()).create("S", memory=True)
+    generator, now_ns = random.Random(stored_first), SECOND_NS
+    expected: dict[int, int] = {}
+
+    def store(deadlines: TtlIndex | None) -> None:
+        ttl_s = generator.choice((1, 1, 2, 9, 30))
+        time_ns = now_ns - generator.choice((0, 0, SECOND_NS // 3))
+        seq = log.append(b"s", b"", b"x", time_ns, ttl_s)
+        expected[seq] = time_ns + ttl_s * SECOND_NS
+        if deadlines is not None:
+            deadlines.add(seq, expected[seq])
+
+    for _ in range(stored_first):
+        store(None)
+    deadlines = TtlIndex(log)
+    for _ in range(150):
+        now_ns += SECOND_NS // 3
+        while 0 < deadlines.next_ns() <= now_ns:
+            due = deadlines.pop_due(now_ns, 1 + stored_first // 20).tolist()
+            assert all(expected.pop(seq) <= now_ns for seq in due), "early, or twice"
+            log.remove_many(due)
+            if generator.random() < 0.2:
+                store(deadlines)
+        assert not [seq for seq, deadline_ns in expected.items() if deadline_ns <= now_ns], "late"
+        store(deadlines)
+
+
+def test_a_late_bucket_costs_little_beside_many_that_are_due() -> None:
+    """Not the time of the others: each delete marker would sort them again."""
+    log = open_store(SimDisk(), SimClock()).create("S", memory=True)
+    deadlines = TtlIndex(log)
+    deadlines.pop_due(1, 1)
+    for seq in range(1, 50_001):
+        deadlines.add(seq, SECOND_NS + seq)
+    assert deadlines.pop_due(2 * SECOND_NS, 2).tolist() == [1, 2]
+    backlog = deadlines._due[0].seqs
+    deadlines.add(60_000, SECOND_NS + 2)
+    assert deadlines.pop_due(2 * SECOND_NS, 2).tolist() == [60_000, 3], "in the order of the deadlines"
+    assert deadlines._due[0].seqs is backlog
+    assert pop_all(deadlines, 2 * SECOND_NS) == list(range(4, 50_001))
 
 
 @pytest.mark.parametrize("memory", [False, True])
