@@ -21,6 +21,10 @@ CONGESTION_RATIO = 0.75
 class DiskPressure(Protocol):
     """The disks of a server, as far as publishers have to wait for them."""
 
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes wait for the disks."""
+
     def is_high(self) -> bool:
         """Whether too much waits for a disk; called after each chunk read from a connection."""
 
@@ -108,7 +112,7 @@ class ClientBackpressure:
     # Publishers
 
     def pause_publishers(self) -> None:
-        """Stop reading from connections that send something, until `resume_publishers`."""
+        """Stop reading from connections that add to what waits for the disks, until `resume_publishers`."""
         self._publishers_paused = self.congested = True
 
     def resume_publishers(self) -> None:
@@ -121,6 +125,14 @@ class ClientBackpressure:
     def _resume_if_paused(self) -> None:
         if self._publishers_paused:
             self.resume_publishers()
+
+    def must_pause(self, pending_before: int) -> bool:
+        """Whether a connection that has published in a congested server must wait.
+
+        While the disks are behind, only those wait whose messages are written to them: `pending_before` is how many
+        bytes waited before its input was parsed.
+        """
+        return not self._publishers_paused or self.disk.pending_bytes > pending_before
 
     def pause_connection(self, connection: ClientConnection) -> None:
         """Stop reading from a connection that sends while the server is congested."""

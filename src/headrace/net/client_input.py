@@ -29,6 +29,9 @@ PIECE_BYTES_MIN, PIECE_BYTES_MAX = 4 * 1024, 128 * 1024
 #: How long a client's input is parsed at once if nobody else waits: shorter slices cost throughput.
 INPUT_SLICE_S = 0.005
 
+#: Fan-out and messages of a client so far, and the bytes that wait for the disks if the server is congested.
+InputTotals = tuple[int, int, int]
+
 
 class ClientInput(asyncio.BufferedProtocol):
     """What a connection receives."""
@@ -70,29 +73,40 @@ class ClientInput(asyncio.BufferedProtocol):
         """Process bytes that asyncio has read into the shared buffer; pause reading if there is too much work."""
         if self.closing:
             return
-        context, fanout_before = self._context, self.session.fanout_bytes
+        context, before = self._context, self._get_totals()
         if self._tls is not None:
             self._tls.receive(nbytes)
         else:
             self.on_plaintext(context.recv_buffer, nbytes)
-        self._after_input(fanout_before, is_bulk=nbytes == len(context.recv_buffer))
+        self._after_input(before, is_bulk=nbytes == len(context.recv_buffer))
 
-    def _after_input(self, fanout_before: int, *, is_bulk: bool) -> None:
+    def _get_totals(self) -> InputTotals:
+        """Return what the input is compared with after it was parsed."""
+        session, backpressure = self.session, self._context.backpressure
+        pending = backpressure.disk.pending_bytes if backpressure.congested else 0
+        return session.fanout_bytes, session.in_msgs, pending
+
+    def _after_input(self, before: InputTotals, *, is_bulk: bool) -> None:
         """Pause reading if others have to be served first."""
-        context = self._context
+        context, session = self._context, self.session
         write_scheduler, backpressure = context.write_scheduler, context.backpressure
+        fanout_before, published_before, pending_before = before
         if is_bulk:
             write_scheduler.flush()
-        if backpressure.disk.is_high():
-            backpressure.pause_publishers()
-        if backpressure.congested:
+        if (
+            backpressure.congested
+            and session.in_msgs != published_before
+            and backpressure.must_pause(pending_before)
+        ):
             backpressure.pause_connection(cast("ClientConnection", self))
-        elif write_scheduler.is_congested_by(self.session, self.session.fanout_bytes - fanout_before):
+        elif write_scheduler.is_congested_by(session, session.fanout_bytes - fanout_before):
             write_scheduler.pause_reader(self)
         elif is_bulk or self._unparsed is not None:
             # Bulk data: libuv would keep reading from this socket. Serve other connections first.
             self.pause_reading()
             context.loop.call_soon(self.resume_reading)
+        if backpressure.disk.is_high():
+            backpressure.pause_publishers()
 
     def on_plaintext(self, data: bytes | bytearray, size: int) -> None:
         """Handle decrypted or plain bytes."""
@@ -142,10 +156,10 @@ class ClientInput(asyncio.BufferedProtocol):
         """Parse the next slice of what was received before."""
         if self._unparsed is None or self.closing:
             return
-        fanout_before = self.session.fanout_bytes
+        before = self._get_totals()
         self._parse_slice()
         if not self.closing:
-            self._after_input(fanout_before, is_bulk=True)
+            self._after_input(before, is_bulk=True)
 
     def finish_input(self) -> None:
         """Parse everything that was received: the client sends nothing more."""

@@ -119,10 +119,17 @@ class Connection(ClientInput):
         self._tls = None
         self.on_tls_established()
 
-    def eof_received(self) -> None:
-        self.finish_input()
-        # The socket is closed next; requests sent before still get their replies.
-        self.flush()
+    def eof_received(self) -> bool:
+        """Close the connection after others had their turn: thousands of clients may disconnect at once."""
+        if self._unparsed is not None:
+            self.finish_input()
+        self._context.closed_queue.run(self._close_after_eof)
+        return True  # it is closed here, not by asyncio
+
+    def _close_after_eof(self) -> None:
+        if not self._transport.is_closing():
+            self.flush()  # requests sent before still get their replies
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True

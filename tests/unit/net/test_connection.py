@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,23 @@ async def test_messages_larger_than_the_shared_buffer(start: Start) -> None:
     await two.close()
 
 
+class BusyDisk:
+    """A disk that is behind; `count` returns how many bytes wait for it."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._count()
+
+    def is_high(self) -> bool:
+        return False
+
+    def on_low(self, call: Callable[[], None]) -> None:
+        pass
+
+
 class TestPressure:
     async def flood(self, publisher: Wire, count: int, size: int) -> None:
         chunk = b"PUB flood %d\r\n%s\r\n" % (size, b"x" * size)
@@ -161,21 +179,26 @@ class TestPressure:
         await slow.close()
         await publisher.close()
 
-    async def test_publishers_wait_while_paused(self, start: Start) -> None:
+    async def test_publishers_wait_while_the_disk_is_behind(self, start: Start) -> None:
+        """Only those whose messages are written to it: not a client that pings or publishes elsewhere."""
         listener = await start()
         wire, idle = await Wire.dial(listener), await Wire.dial(listener)
         await wire.ask(b"")
         await idle.ask(b"")
-        listener.backpressure.pause_publishers()
-        assert await wire.ask(b"") == b"", "what it sent first is still read, then it is held"
-        wire.send(b"PUB a 0\r\n\r\n" * 10)
-        assert await idle.ask(b"") == b""
         session = next(
             c.session for c in listener.connections.values() if c.session.cid == wire.info["client_id"]
         )
-        assert session.in_msgs == 0
+        disk: Any = BusyDisk(lambda: session.in_msgs)
+        listener.backpressure.disk = disk
+        listener.backpressure.pause_publishers()
+        assert await wire.ask(b"") == b""
+        assert await wire.ask(b"PUB a 0\r\n\r\n") == b"", "what it sent first is still read, then it waits"
+        wire.send(b"PUB a 0\r\n\r\n" * 10)
+        for _ in range(3):
+            assert await idle.ask(b"PUB a 0\r\n\r\n") == b""
+        assert session.in_msgs == 1
         listener.backpressure.resume_publishers()
-        await until(lambda: session.in_msgs == 10)
+        await until(lambda: session.in_msgs == 11)
         await wire.close()
         await idle.close()
 

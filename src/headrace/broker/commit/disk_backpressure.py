@@ -29,6 +29,11 @@ class DiskBackpressure:
         self._timer: TimerHandle | None = None
         self._low_callback: Callable[[], None] | None = None
 
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes wait for the disk."""
+        return self._store.pending_bytes
+
     def is_high(self) -> bool:
         """Whether too much waits for the disk, so that publishers must be paused.
 
@@ -60,6 +65,11 @@ class DiskBackpressures:
 
     def __init__(self, parts: Sequence[DiskBackpressure]) -> None:
         self._parts = tuple(parts)
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes wait for the disks."""
+        return sum(part.pending_bytes for part in self._parts)
 
     def is_high(self) -> bool:
         """Whether too much waits for one of the disks."""
