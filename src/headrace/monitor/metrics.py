@@ -93,11 +93,12 @@ async def render_metrics_sliced(
     stats: ServerStats, accounts: Iterable[Account], unhealthy_reason: str, claims: bytes = b""
 ) -> bytes:
     """Render all metrics, and let others be served meanwhile."""
-    slices, parts = Slices(), list[bytes]()
-    for part in iter_metrics(stats, accounts, unhealthy_reason):
-        parts.append(part)
-        if slices.is_over():
-            await slices.next_turn()
+    parts: list[bytes] = []
+    with Slices() as slices:
+        for part in iter_metrics(stats, accounts, unhealthy_reason):
+            parts.append(part)
+            if slices.is_over():
+                await slices.next_turn()
     return b"".join(parts) + claims
 
 

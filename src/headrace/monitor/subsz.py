@@ -6,7 +6,6 @@ Owns the format and the query (`subs`, `offset`, `limit`, `test`, `acc`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 from headrace._native import Subscription
@@ -14,8 +13,11 @@ from headrace.broker import Session
 from headrace.broker.accounts import Account
 from headrace.monitor.connz import get_account_name
 from headrace.monitor.query import Query, has_flag, parse_offset_limit
+from headrace.monitor.sliced_page import PageRows, PageTotal
 from headrace.net.client_connection import ClientConnection
 from headrace.protocol import subjects
+
+_SUBS_PER_STEP = 64
 
 
 def subsz(
@@ -35,25 +37,39 @@ def subsz(
             for connection in connections.values()
             if not account or get_account_name(connection.session) == account
         ]
-        page["total"] = _count(sessions, test)
-        page["subscriptions_list"] = [
-            _make_entry(session, sub)
-            for session, sub in islice(_iter_matching(sessions, test), offset, offset + limit)
-        ]
+        matching = _Matching(sessions, test, offset, limit)
+        page["total"] = PageTotal(matching.count)
+        page["subscriptions_list"] = PageRows(matching.make_rows)
     return page
 
 
-def _count(sessions: list[Session], test: bytes) -> int:
-    if not test:
-        return sum(len(session.subs) for session in sessions)
-    return sum(1 for _ in _iter_matching(sessions, test))
+class _Matching:
+    """The subscriptions of some clients that match a subject; all of them if it is empty."""
 
+    def __init__(self, sessions: list[Session], test: bytes, offset: int, limit: int) -> None:
+        self._sessions = sessions
+        self._test = test
+        self._wanted = range(offset, offset + limit)
+        self._found: list[tuple[Session, Subscription]] = []
 
-def _iter_matching(sessions: list[Session], test: bytes) -> Iterator[tuple[Session, Subscription]]:
-    for session in sessions:
-        for sub in session.subs.values():
-            if not test or subjects.matches(sub.pattern, test):
-                yield session, sub
+    def count(self) -> Iterator[int]:
+        """Count them, a few at a time, and keep those that the page shows."""
+        self._found.clear()
+        total = 0
+        yield total
+        for session in self._sessions:
+            for number, sub in enumerate(list(session.subs.values())):
+                if not self._test or subjects.matches(sub.pattern, self._test):
+                    if total in self._wanted:
+                        self._found.append((session, sub))
+                    total += 1
+                if number % _SUBS_PER_STEP == 0:
+                    yield total
+        yield total
+
+    def make_rows(self) -> Iterator[dict[str, Any]]:
+        """Iterate over the rows of the page; only after `count`."""
+        return (_make_entry(session, sub) for session, sub in self._found)
 
 
 def _make_entry(session: Session, sub: Subscription) -> dict[str, Any]:

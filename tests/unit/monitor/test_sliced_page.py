@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headrace.monitor import sliced_page
-from headrace.monitor.sliced_page import PageRows, encode_page, encode_rows
+from headrace.monitor.sliced_page import PageRows, PageTotal, Slices, encode_page, encode_rows
 
 
 def burn(count: int, slices: int = 2) -> Iterator[dict[str, object]]:
@@ -34,6 +34,26 @@ async def test_rows_are_encoded_like_lists() -> None:
     }  # fmt: skip
     assert json.loads(await encode_page(page)) == expected
     assert msgspec.json.decode(msgspec.json.encode(page, enc_hook=encode_rows)) == expected
+
+
+async def test_a_total_is_its_last_count() -> None:
+    page = {"total": PageTotal(lambda: iter([0, 1, 3])), "rows": PageRows(lambda: iter([7]))}
+    assert json.loads(await encode_page(page)) == {"total": 3, "rows": [7]}
+    assert msgspec.json.decode(msgspec.json.encode(page, enc_hook=encode_rows)) == {"total": 3, "rows": [7]}
+
+
+def test_pages_share_the_time_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(sliced_page, "perf_counter", lambda: now_s)
+    with Slices():
+        for _ in range(3):
+            with Slices() as slices:
+                assert not slices.is_over()
+                now_s += sliced_page.SLICE_S / 2
+                assert slices.is_over(), "two pages run, so each gets half of it"
+    with Slices() as slices:
+        now_s += sliced_page.SLICE_S / 2
+        assert not slices.is_over()
 
 
 async def test_a_small_page_is_indented() -> None:
