@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 #: A slice is parsed in pieces; each should take this long.
 PIECE_S = 0.0005
-PIECE_BYTES_MIN, PIECE_BYTES_MAX = 4 * 1024, 128 * 1024
+PIECE_BYTES_MIN, PIECE_BYTES_MAX = 1024, 128 * 1024
 #: How long a client's input is parsed at once if nobody else waits: shorter slices cost throughput.
 INPUT_SLICE_S = 0.005
+#: The same if others wait.
+SHARED_SLICE_S = 0.0002
+#: The same as `INPUT_SLICE_S` for operations that cost far more than a turn of the event loop, such as API requests.
+EXPENSIVE_SLICE_S = 0.001
 
 #: Fan-out and messages of a client so far, and the bytes that wait for the disks if the server is congested.
 InputTotals = tuple[int, int, int]
@@ -150,7 +154,7 @@ class ClientInput(asyncio.BufferedProtocol):
 
     def _get_slice_s(self) -> float:
         """Return how long to parse now: a moment if others wait for their turn already."""
-        return 0.0 if self._context.input_queue else INPUT_SLICE_S
+        return min(SHARED_SLICE_S, INPUT_SLICE_S) if self._context.input_queue else INPUT_SLICE_S
 
     def _parse_rest(self) -> None:
         """Parse the next slice of what was received before."""
@@ -211,7 +215,7 @@ def feed_slice(parser: Parser, data: bytes | bytearray, size: int, slice_s: floa
     Pieces grow while operations are cheap, so that bulk data costs few calls.
     """
     at, piece = 0, PIECE_BYTES_MIN
-    now_s = perf_counter()
+    now_s = start_s = perf_counter()
     end_s = now_s + slice_s
     with memoryview(data) as view:
         while True:
@@ -219,6 +223,8 @@ def feed_slice(parser: Parser, data: bytes | bytearray, size: int, slice_s: floa
             with view[at:end] as part:
                 parser.feed(part, end - at)
             at, before_s, now_s = end, now_s, perf_counter()
+            if piece == PIECE_BYTES_MIN and now_s - before_s > PIECE_S:
+                end_s = min(end_s, start_s + EXPENSIVE_SLICE_S)
             if at >= size or now_s >= end_s:
                 return at
             growth = min(PIECE_S / max(now_s - before_s, 1e-6), 4.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from headrace import Server
 from headrace.config.options import WebSocketOptions
 from headrace.net import client_input
-from headrace.net.client_input import PIECE_BYTES_MIN, ClientInput, feed_slice
+from headrace.net.client_input import INPUT_SLICE_S, PIECE_BYTES_MIN, PIECE_S, ClientInput, feed_slice
 
 
 class SlowParser:
@@ -39,6 +40,24 @@ def test_cheap_operations_are_parsed_in_few_pieces() -> None:
     assert feed_slice(parser, data, len(data), 60.0) == len(data)
     assert b"".join(parser.pieces) == data
     assert len(parser.pieces) < len(data) // PIECE_BYTES_MIN
+
+
+@pytest.mark.parametrize(("cost_s", "expected_s"), [(20e-6, 0.001), (1e-6, 0.005)])
+def test_expensive_operations_get_a_short_slice(
+    cost_s: float, expected_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API request costs more than a turn of the event loop, a publish far less."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(client_input, "perf_counter", lambda: clock.now_s)
+
+    class CostlyParser:
+        def feed(self, data: memoryview, size: int) -> None:
+            clock.now_s += cost_s * size / 30
+
+    parser: Any = CostlyParser()
+    data = bytes(512 * 1024)
+    assert 0 < feed_slice(parser, data, len(data), INPUT_SLICE_S) < len(data)
+    assert expected_s <= clock.now_s < expected_s + 2 * PIECE_S
 
 
 @pytest.mark.parametrize("finish", ["ping", "end of file"])
