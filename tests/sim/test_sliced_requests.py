@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
 from headrace.broker.consumers import consumer_set
 from headrace.broker.handlers import api_dispatch
 from headrace.broker.streams import purge, retention
+from headrace.broker.streams.ttl import SECOND_NS
 from headrace.sim import SimClock, SimDisk
 
 from .broker_harness import Box, Client
@@ -134,3 +136,30 @@ def test_a_crash_while_a_stream_is_deleted_keeps_all_of_it_or_nothing(turns: int
     else:
         metadata = again.store.metadata
         assert not [*metadata.keys(b"consumer/"), *metadata.keys(b"progress/")]
+
+
+def test_copies_with_many_transforms_are_stored_in_short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy names all transforms in its header, so that few copies cost as much as many messages."""
+    box, client = start()
+    fill(box, client)
+    off_loop = []
+    run_off_loop = box.jetstream.run_off_loop
+    monkeypatch.setattr(
+        box.jetstream, "run_off_loop", lambda call, done: (off_loop.append(call), run_off_loop(call, done))
+    )
+    transforms = [{"src": f"s.{n}", "dest": f"copy.of.a.long.subject.{n}"} for n in range(1_000)]
+    sources = [{"name": "S", "subject_transforms": transforms}]
+    client.ask(b"$JS.API.STREAM.CREATE.COPY", json.dumps({"name": "COPY", "sources": sources}).encode())
+    sizes: list[int] = [0]
+    step = Box.step
+
+    def observe(box: Box) -> bool:
+        if "COPY" in box.jetstream.streams:
+            sizes.append(box.jetstream.streams["COPY"].log.messages)
+        return step(box)
+
+    monkeypatch.setattr(Box, "step", observe)
+    box.advance(SECOND_NS)
+    assert sizes[-1] == MESSAGES
+    assert max(after - before for before, after in pairwise(sizes)) <= 64
+    assert off_loop, "so many transforms are validated off the event loop"

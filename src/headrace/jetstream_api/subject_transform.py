@@ -8,6 +8,7 @@ pure function of its arguments.
 import random
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 Tokens = list[bytes]
@@ -74,6 +75,9 @@ def check_transform(source: str, dest: str) -> None:
     compile_transform(source, dest)
 
 
+@lru_cache(
+    maxsize=8192
+)  # a configuration is validated, off the event loop if it has many transforms, and then used
 def compile_transform(source: str, dest: str) -> Transform:
     """Return the function from a subject matched by `source` to the new one; raises BadTransform.
 

@@ -117,7 +117,7 @@ class DeliveryLoop:
         """Deliver a run of records to a receiver inside the server."""
         consumer = self._consumer
         view = self._read_view(int(self._next_seqs[self._next_index]))
-        count, size = deliver_run(
+        count, size, added = deliver_run(
             view,
             self._next_seqs,
             self._next_index,
@@ -128,7 +128,7 @@ class DeliveryLoop:
             return self._deliver_one(now_ns)
         self._on_delivered(self._next_seqs[self._next_index : self._next_index + count], now_ns)
         consumer.delivery_mode.on_run_sent(count, size, now_ns)
-        return size + count * SINGLE_OVERHEAD
+        return size + added + count * SINGLE_OVERHEAD
 
     def _read_view(self, seq: int) -> memoryview:
         try:

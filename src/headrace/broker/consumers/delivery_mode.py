@@ -20,8 +20,8 @@ class RunDelivery(Protocol):
 
     def __call__(
         self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
-    ) -> tuple[int, int]:
-        """Deliver records from `at` on; return how many were taken and their size."""
+    ) -> tuple[int, int, int]:
+        """Deliver records from `at` on; return how many were taken, their size, and what storing them adds to it."""
 
 
 class DeliveryMode(Protocol):

@@ -36,6 +36,8 @@ _DIGITS_MAX = 20
 _LAST_CONSUMER = b"Nats-Last-Consumer"
 _LAST_STREAM = b"Nats-Last-Stream"
 _UNLIMITED = 1 << 40
+#: How much a receiver inside the server may add to the messages of one run; see `UpstreamReceiver.added_bytes`.
+_ADDED_BYTES_PER_RUN = 512 * 1024
 
 
 class PushDelivery:
@@ -211,15 +213,17 @@ class PushDelivery:
 
     def _deliver_internal(
         self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
-    ) -> tuple[int, int]:
-        """Deliver a run of records to the internal target; return how many it took and their size."""
-        consumer = self._consumer
+    ) -> tuple[int, int, int]:
+        """Deliver a run of records to the internal target; see `RunDelivery`."""
+        consumer, target = self._consumer, self._internal_target
+        added: int = target.added_bytes
+        limit = min(limit, 1 + _ADDED_BYTES_PER_RUN // max(added, 1))
         bytes_max = -1 if self.flow_window is None else self.flow_window.get_bytes_available()
         consumer_seq = self._ack_state.consumer_seq + 1
-        run: tuple[int, int] = self._internal_target.take_run(
+        count, size = target.take_run(
             consumer.first_ack_prefix, view, seqs, at, limit, consumer_seq, num_pending, bytes_max
         )
-        return run
+        return count, size, count * added
 
     def on_run_sent(self, count: int, size: int, now_ns: int) -> None:
         """Account for a run that was sent."""

@@ -65,7 +65,7 @@ def create(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     def validate(existing: dict[str, StreamConfig]) -> StreamConfig:
         return streams.validate_create(config, name, existing, strict=pedantic, limits=limits, usage=usage)
 
-    new_config = yield from _iter_validate(jetstream, validate, len(config.subjects))
+    new_config = yield from _iter_validate(jetstream, validate, count_patterns(config))
     stream = jetstream.streams.get(new_config.name)
     if stream is None:
         stream = yield from jetstream.registry.iter_create_stream(new_config)
@@ -85,17 +85,23 @@ def update(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
             config, name, existing, strict=pedantic, limits=limits, usage=usage, consumers=consumers
         )
 
-    new_config = yield from _iter_validate(jetstream, validate, len(config.subjects))
+    new_config = yield from _iter_validate(jetstream, validate, count_patterns(config))
     stream = jetstream.registry.get_stream(name)
     yield from jetstream.registry.iter_update_stream(stream, new_config)
     jetstream.advisories.publish(advisories.make_stream_action, name, "modify")
     return responses.encode_stream_updated(make_stream_info(stream))
 
 
+def count_patterns(config: StreamConfig) -> int:
+    """Return how many subjects and subject transforms a configuration has."""
+    upstreams = [*config.sources, config.mirror] if config.mirror is not None else config.sources
+    return len(config.subjects) + sum(1 + len(each.subject_transforms) for each in upstreams)
+
+
 def _iter_validate(
     jetstream: ApiContext, validate: Callable[[dict[str, StreamConfig]], StreamConfig], patterns: int
 ) -> Generator[Callable[[], Any] | None, Any, StreamConfig]:
-    """Validate a configuration against those of all streams, off the event loop if it has many subjects."""
+    """Validate a configuration against those of all streams, off the event loop if it has many patterns."""
     configs = jetstream.registry.configs
     if patterns <= MANY_PATTERNS:
         return validate(configs())

@@ -121,6 +121,9 @@ class LeafnodeFanout:
             reply = encode_original_subject(reply, subject)
         sender.send_msg(self.subject, reply, queues, header, payload)
 
+    #: What a record of a run grows by; see `UpstreamReceiver`.
+    added_bytes = 0
+
     def take_run(
         self,
         ack_prefix: bytes,

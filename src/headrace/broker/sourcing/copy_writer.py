@@ -38,6 +38,10 @@ class CopyWriter(Protocol):
         """The newest upstream sequence that arrived; some of it may be held back."""
 
     @property
+    def added_bytes(self) -> int:
+        """By how much a copy is larger than the message."""
+
+    @property
     def durable_seq(self) -> int:
         """The newest upstream sequence that is durable with the open frame."""
 
@@ -94,6 +98,10 @@ class BaseCopyWriter:
     """What both kinds of writers have in common: subjects, headers that are acted on, space."""
 
     __slots__ = ("_log", "_quota", "_stream", "_subject_transform", "_upstream")
+
+    @property
+    def added_bytes(self) -> int:
+        return 0
 
     def __init__(self, stream: StreamContext, upstream: Upstream) -> None:
         self._stream = stream

@@ -99,6 +99,10 @@ class SourceWriter(BaseCopyWriter):
         self._source_header_end = b" %s\r\n\r\n" % identity.encode() if identity else b"\r\n\r\n"
 
     @property
+    def added_bytes(self) -> int:
+        return len(self._source_header_middle)
+
+    @property
     def durable_seq(self) -> int:
         return max(self.stored_seq, self.pending_batch.durable_seq)
 
