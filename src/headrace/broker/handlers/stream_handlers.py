@@ -94,8 +94,11 @@ def update(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
 
 def count_patterns(config: StreamConfig) -> int:
     """Return how many subjects and subject transforms a configuration has."""
-    upstreams = [*config.sources, config.mirror] if config.mirror is not None else config.sources
-    return len(config.subjects) + sum(1 + len(each.subject_transforms) for each in upstreams)
+    count = len(config.subjects)
+    for upstream in (*config.sources, config.mirror):
+        if upstream is not None:
+            count += 1 + len(upstream.subject_transforms)
+    return count
 
 
 def _iter_validate(

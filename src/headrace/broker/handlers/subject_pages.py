@@ -17,8 +17,9 @@ from headrace.jetstream_api.encode import dumps
 if TYPE_CHECKING:
     from headrace.storage import Filter, StreamLog
 
-#: Number of subjects that are read, divided or encoded in one step.
+#: Number of subjects that are read or divided in one step, and whose messages are counted in one step.
 STEP = 4_096
+COUNT_STEP = 1_024
 #: Maximum number of deleted sequences in one response; a mirror or a restore can leave a gap of any size.
 DELETED_MAX = 1_000_000
 #: Number of sequences that are looked at in one step.
@@ -40,7 +41,7 @@ def iter_page(
     start = min(max(offset, 0), len(names))
     wanted = yield from _select(names, start, min(start + limit, len(names)))
     encoded: list[bytes] = []
-    for number, part in enumerate(_iter_parts(wanted)):
+    for number, part in enumerate(_iter_parts(wanted, COUNT_STEP)):
         if number:
             yield
         counts = {name.decode("utf-8", "replace"): log.get_subject_count(name) for name in part}
@@ -87,7 +88,7 @@ def _select(names: list[bytes], start: int, end: int) -> Generator[None, None, l
         return sorted(names)[start:end]
     pivots = sorted(names[:: max(len(names) // STEP, 1)])[:: max(STEP * STEP // len(names), 1)]
     ranges: list[list[bytes]] = [[] for _ in range(len(pivots) + 1)]
-    for part in _iter_parts(names):
+    for part in _iter_parts(names, STEP):
         for name in part:
             ranges[bisect_right(pivots, name)].append(name)
         yield
@@ -101,5 +102,5 @@ def _select(names: list[bytes], start: int, end: int) -> Generator[None, None, l
     return found
 
 
-def _iter_parts(names: list[bytes]) -> Iterator[list[bytes]]:
-    return (names[at : at + STEP] for at in range(0, len(names), STEP))
+def _iter_parts(names: list[bytes], step: int) -> Iterator[list[bytes]]:
+    return (names[at : at + step] for at in range(0, len(names), step))

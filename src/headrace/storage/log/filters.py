@@ -223,7 +223,11 @@ class FilterTable:
         """Add a filter to the classes of these subjects."""
         classes = self._subjects.classes
         old = classes[sids]
-        for one in sort_unique(old).tolist():
+        found = np.flatnonzero(np.bincount(old)).tolist()
+        if len(found) == 1:  # usually: there is no other filter
+            classes[sids] = self._get_or_create_class((*self._classes[found[0]], ident))
+            return
+        for one in found:
             classes[sids[old == one]] = self._get_or_create_class((*self._classes[one], ident))
 
     def _get_or_create_class(self, idents: tuple[int, ...]) -> int:
