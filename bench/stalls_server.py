@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from load import CONNECT, Connection, publication, repeat
 from stalls_data import MILLION, TIMEOUT_S, Client, fill, info, keys, row, scaled, wait_until
@@ -200,7 +202,7 @@ def api_flood(c: Client, scale: float) -> Iterator[None]:
     reader.join()
 
 
-# Configuration and pages
+# Configuration, passwords and pages
 
 
 def make_users(scale: float, allowed: str = "app.>") -> str:
@@ -224,6 +226,34 @@ def reload(c: Client, scale: float) -> Iterator[None]:
     wait_until(lambda: b"Reloaded" in c.server.read_log())
     for each in clients:
         each.close()
+
+
+def make_slow_password(scale: float) -> str:
+    secret = "$2a$11$cs1MmqHPg6XpV0ZYDv83.uQGkPQXzciqIP/FtGug07y32xokeoeMm"
+    users = f'{{ user: main, password: x }}, {{ user: known, password: "{secret}" }}'
+    return f"authorization {{ timeout: 30, users: [{users}] }}\nno_auth_user: main\n"
+
+
+def be_refused(port: int, user: bytes) -> float:
+    """Connect with a wrong password; return how long the server took to refuse it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as stranger:
+        begun = time.perf_counter()
+        stranger.sendall(b'CONNECT {"user":"%s","pass":"wrong"}\r\nPING\r\n' % user)
+        while stranger.recv(65_536):
+            pass
+        return time.perf_counter() - begun
+
+
+@row("passwords", make_slow_password)
+def passwords(c: Client, scale: float) -> Iterator[None]:
+    """60 strangers with wrong passwords, which are checked with bcrypt."""
+    port, users = port_of(c), (b"known", b"unknown")
+    yield
+    with ThreadPoolExecutor(60) as pool:
+        list(pool.map(be_refused, [port] * int(60 * scale), users * int(30 * scale)))
+    for user in users:
+        waits = [be_refused(port, user) for _ in range(20)]
+        print(f"    refusing the user {user.decode()!r} takes {statistics.median(waits) * 1e3:.1f} ms")
 
 
 @row("pages")

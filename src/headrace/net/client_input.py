@@ -125,6 +125,8 @@ class ClientInput(asyncio.BufferedProtocol):
             greeting.receive(memoryview(data)[:size])
             if greeting.is_waiting:
                 return
+            if self.session.authenticated and not greeting.may_be_connect:
+                self._greeting = None  # a client that needs no password sends none
         elif self._unparsed is not None:
             self._unparsed += memoryview(data)[:size]
             return

@@ -74,7 +74,7 @@ class Connection(ClientInput):
         if registry.authenticator.needs_nonce:
             self._nonce = new_nonce()
         self.session, self._parser = registry.create_session(self)
-        if registry.authenticator.has_slow_passwords and not self.session.authenticated:
+        if registry.authenticator.has_slow_passwords:
             self._greeting = Greeting(context.password_verifier, self._on_password_verified)
         if self._profile.tls is not None:
             self._start_tls(self._profile.tls)

@@ -20,6 +20,7 @@ from headrace.auth.authenticator import SlowPassword, VerifiedPassword, verify_s
 
 #: Lower priority than the event loop, so that strangers with wrong passwords do not slow down clients.
 NICENESS = 10
+_CONNECT = b"CONNECT"
 
 
 class _Check(NamedTuple):
@@ -101,6 +102,11 @@ class Greeting:
         self._received = bytearray()
         self.is_waiting = False
         self.verified: VerifiedPassword | None = None
+
+    @property
+    def may_be_connect(self) -> bool:
+        """Whether the first operation is CONNECT, as far as it was received."""
+        return _CONNECT.startswith(bytes(self._received[: len(_CONNECT)]).upper())
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
         """Keep received bytes."""

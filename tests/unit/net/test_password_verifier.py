@@ -61,6 +61,37 @@ async def test_what_follows_connect_is_processed_once(user: str, step: int) -> N
         assert await read_until(reader, b"PONG\r\n") == b"MSG a 1 2\r\nhi\r\nPONG\r\n"
 
 
+@pytest.mark.parametrize("password", ["secret", "wrong"])
+@pytest.mark.parametrize("step", [1, 10_000])
+async def test_a_client_that_needs_no_password_may_use_one(password: str, step: int) -> None:
+    """With `no_auth_user` a connection is accepted before CONNECT, which may still name another user."""
+    data = greeting("ann", password, b"SUB a 1\r\nPUB a 2\r\nhi\r\nPING\r\n")
+    async with (
+        headrace.Server(users=USERS, no_auth_user="bob") as server,
+        connect(server) as (reader, writer),
+    ):
+        for at in range(0, len(data), step):
+            writer.write(data[at : at + step])
+            await writer.drain()
+        if password == "secret":
+            assert await read_until(reader, b"PONG\r\n") == b"MSG a 1 2\r\nhi\r\nPONG\r\n"
+        else:
+            async with asyncio.timeout(TIMEOUT_S):
+                assert await reader.read() == VIOLATION
+
+
+async def test_a_client_without_a_password_is_not_held_back() -> None:
+    async with (
+        headrace.Server(users=USERS, no_auth_user="bob") as server,
+        connect(server) as (reader, writer),
+    ):
+        writer.write(b"SUB a 1\r\n" + b"PUB a 2\r\nhi\r\n" * 3 + b"PING\r\n")
+        assert (await read_until(reader, b"PONG\r\n")).count(b"MSG a 1 2\r\nhi\r\n") == 3
+        assert server.listener is not None
+        [connection] = server.listener.connections.values()
+        assert connection._greeting is None, "what it sends is not kept"
+
+
 @pytest.mark.parametrize(
     ("user", "password"), [("ann", "wrong"), ("bob", "wrong"), ("eve", "secret"), ("ann", "")]
 )
