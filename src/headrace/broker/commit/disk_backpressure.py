@@ -1,6 +1,6 @@
 """Disk backpressure: pauses publishers while too many bytes wait for the disk, resumes them when it has caught up.
 
-Owns the two thresholds. It is called after each chunk read from a connection, so a call costs one comparison; nothing
+Owns the thresholds. It is called after each chunk read from a connection, so a call costs one comparison; nothing
 here blocks.
 """
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 #: Bytes accepted but not yet written to their files; beyond this publishers are paused.
 PENDING_BYTES_MAX = 64 * 1024 * 1024
-_CHECK_INTERVAL_NS = 10_000_000
+#: Bytes in the open frame while another one is written; every client with a message in it waits until all are durable.
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+_CHECK_INTERVAL_NS = 2_000_000
 
 
 class DiskBackpressure:
@@ -39,20 +41,27 @@ class DiskBackpressure:
 
         Never while the disk is full: then nothing is accepted anyway, and requests that free space must get through.
         """
-        if self._store.pending_bytes <= PENDING_BYTES_MAX or self._store.full:
+        pending = self._store.pending_bytes
+        if pending <= FRAME_BYTES_MAX or self._store.full:
+            return False
+        if pending <= PENDING_BYTES_MAX and not self._is_frame_large():
             return False
         if self._timer is None:
             self._timer = self._timers.after(_CHECK_INTERVAL_NS, self._check)
         return True
+
+    def _is_frame_large(self) -> bool:
+        return self._store.in_flight and self._store.open_frame_bytes > FRAME_BYTES_MAX
 
     def on_low(self, call: Callable[[], None]) -> None:
         """Set the call that is made whenever the disk has caught up."""
         self._low_callback = call
 
     def _check(self) -> None:
-        """Resume publishers as soon as half of the bytes are written."""
+        """Resume publishers as soon as half of the bytes are written, and the open frame is small again."""
         self._timer = None
-        if self._store.pending_bytes > PENDING_BYTES_MAX // 2 and not self._store.full:
+        is_behind = self._store.pending_bytes > PENDING_BYTES_MAX // 2 or self._is_frame_large()
+        if is_behind and not self._store.full:
             self._timer = self._timers.after(_CHECK_INTERVAL_NS, self._check)
         elif self._low_callback is not None:
             self._low_callback()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from headrace.broker.commit.account_clock import AccountClock
 from headrace.broker.commit.account_quota import AccountQuota
 from headrace.broker.commit.advisories import Advisories
+from headrace.broker.commit.disk_backpressure import DiskBackpressure
 from headrace.broker.commit.event_history import EventHistory
 from headrace.broker.commit.group_commit import GroupCommit
 from headrace.broker.routing.router import SubjectRouter
@@ -27,6 +28,7 @@ class JetStreamContext(Protocol):
     timers: Timers
     clock: AccountClock
     group_commit: GroupCommit
+    disk_backpressure: DiskBackpressure
     advisories: Advisories
     event_history: EventHistory
     quota: AccountQuota

@@ -183,12 +183,15 @@ class PushDelivery:
     def has_demand(self) -> bool:
         if not self.active or (self.flow_window is not None and not self.flow_window.has_room):
             return False
-        for target in self._targets or ():
-            peer = first_congested_target(target)
+        for receivers in self._targets or ():
+            peer = first_congested_target(receivers)
             if peer is not None:
                 sometimes("push client congested")
                 peer.on_writable(self._consumer.schedule_delivery)
                 return False
+        target = self._internal_target
+        if target is not None and not target.is_ready(self._consumer.schedule_delivery):
+            return False
         for leaf_target in self._leaf_targets:
             peer = first_congested(leaf_target.senders)
             if peer is not None:

@@ -10,7 +10,7 @@ See ADR 60.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace._native.record_header import iter_selected_records
@@ -123,6 +123,10 @@ class LeafnodeFanout:
 
     #: What a record of a run grows by; see `UpstreamReceiver`.
     added_bytes = 0
+
+    def is_ready(self, call: Callable[[], None]) -> bool:
+        """Whether it takes a run; connections that are congested are asked themselves."""
+        return True
 
     def take_run(
         self,

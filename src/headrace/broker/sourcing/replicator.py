@@ -87,7 +87,9 @@ class Replicator:
         self.consumer_strategy = strategy_for(upstream)
         self.error: RequestError | None = None
         self.waiting_for_space = False  # the stream did not accept a message
-        self._receiver = UpstreamReceiver(self, upstream, writer, jetstream.timers, jetstream.group_commit)
+        self._receiver = UpstreamReceiver(
+            self, upstream, writer, jetstream.timers, jetstream.group_commit, jetstream.disk_backpressure
+        )
         self._last_setup_ns = 0
         self._failures = 0
         self._inbox: Inbox | None = None

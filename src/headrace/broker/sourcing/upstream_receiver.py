@@ -7,7 +7,8 @@ replicator's task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace._native.record_header import iter_selected_records
@@ -19,15 +20,18 @@ from headrace.errors import RequestError, StoreError
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
+    from headrace.broker.commit.disk_backpressure import DiskBackpressure
     from headrace.broker.commit.group_commit import GroupCommit
     from headrace.broker.sourcing.replicator import Replicator
-    from headrace.broker.timers import Timers
+    from headrace.broker.timers import TimerHandle, Timers
     from headrace.storage.sequence_arrays import Seqs
 
 _STATUS = b"NATS/1.0 100 "
 _STALLED = b"Nats-Consumer-Stalled"
 _DIGITS_MAX = 20
 _LAST_CONSUMER = b"Nats-Last-Consumer"
+#: How soon deliveries are tried again while too much waits for the disk.
+_RETRY_NS = 2_000_000
 
 
 class UpstreamReceiver:
@@ -36,9 +40,11 @@ class UpstreamReceiver:
     __slots__ = (
         "_ack_prefix",
         "_consumer_name",
+        "_disk_backpressure",
         "_group_commit",
         "_last_consumer_seq",
         "_replicator",
+        "_retry_timer",
         "_stored_position",
         "_timers",
         "_upstream",
@@ -57,12 +63,15 @@ class UpstreamReceiver:
         writer: CopyWriter,
         timers: Timers,
         group_commit: GroupCommit,
+        disk_backpressure: DiskBackpressure,
     ) -> None:
         self._replicator = replicator
         self._upstream = upstream
         self._writer = writer
         self._timers = timers
         self._group_commit = group_commit
+        self._disk_backpressure = disk_backpressure
+        self._retry_timer: TimerHandle | None = None
         self.active = False  # False while the replicator restarts
         self.lag = 0
         self.num_pending = -1  # what the upstream last reported; -1 before that
@@ -105,6 +114,18 @@ class UpstreamReceiver:
         if delivery is not None and delivery.consumer == self._consumer_name and delivery.delivery_count <= 1:
             _, _, seq, consumer_seq, time_ns, num_pending = delivery
             self._on_delivery(seq, consumer_seq, time_ns, num_pending, subject, header, payload)
+
+    def is_ready(self, call: Callable[[], None]) -> bool:
+        """Whether it takes a run; if too much waits for the disk, `call` is made later."""
+        if not self._disk_backpressure.is_high():
+            return True
+        if self._retry_timer is None:
+            self._retry_timer = self._timers.after(_RETRY_NS, partial(self._retry, call))
+        return False
+
+    def _retry(self, call: Callable[[], None]) -> None:
+        self._retry_timer = None
+        call()
 
     @property
     def added_bytes(self) -> int:

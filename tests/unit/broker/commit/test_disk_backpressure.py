@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.broker import Timers
 from headrace.broker.commit.disk_backpressure import (
+    FRAME_BYTES_MAX,
     NO_DISKS,
     PENDING_BYTES_MAX,
     DiskBackpressure,
@@ -22,7 +23,10 @@ class Disks:
     def __init__(self) -> None:
         self.clock = SimClock()
         self.timers = Timers(self.clock)
-        self.stores: list[Any] = [SimpleNamespace(pending_bytes=0, full=False) for _ in range(2)]
+        self.stores: list[Any] = [
+            SimpleNamespace(pending_bytes=0, full=False, in_flight=False, open_frame_bytes=0)
+            for _ in range(2)
+        ]
         self.parts = [DiskBackpressure(store, self.timers) for store in self.stores]
 
     def pass_time(self) -> None:
@@ -55,6 +59,24 @@ def test_publishers_resume_when_the_store_has_caught_up() -> None:
     disks.stores[1].pending_bytes = 0
     disks.pass_time()
     assert calls == [1]
+
+
+def test_an_open_frame_is_limited_while_another_one_is_written() -> None:
+    """Otherwise a flood makes the next frame so large that everybody waits long for it."""
+    disks = Disks()
+    [store, _], [part, _] = disks.stores, disks.parts
+    calls, on_low = count_calls()
+    part.on_low(on_low)
+    store.pending_bytes = store.open_frame_bytes = FRAME_BYTES_MAX + 1
+    assert not part.is_high(), "it is written next"
+    store.in_flight = True
+    assert part.is_high()
+    disks.pass_time()
+    assert not calls
+    store.open_frame_bytes = 0  # it is written now
+    disks.pass_time()
+    assert calls == [1]
+    assert not part.is_high()
 
 
 def test_a_single_store_is_asked_directly() -> None:
