@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Bytes accepted but not yet written to their files; beyond this publishers are paused.
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 #: Bytes in the open frame while another one is written; every client with a message in it waits until all are durable.
-FRAME_BYTES_MAX = 8 * 1024 * 1024
+FRAME_BYTES_MAX = 4 * 1024 * 1024
 _CHECK_INTERVAL_NS = 2_000_000
 
 
