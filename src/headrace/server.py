@@ -281,8 +281,8 @@ class Server:
         )
 
     def count_ended(self) -> int:
-        """Return how many connections, consumers and streams have ended since the start."""
-        ended = self.listener.registry.count_ended() + sum(each.ended for each in self.accounts.jetstreams())
+        """Return how many leafnodes, consumers and streams have ended since the start."""
+        ended = sum(each.ended for each in self.accounts.jetstreams())
         return ended + (self._leafnodes.count_ended() if self._leafnodes is not None else 0)
 
     def _log_startup(self) -> None:

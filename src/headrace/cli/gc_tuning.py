@@ -2,8 +2,8 @@
 
 A collection of the oldest generation looks at every object: with 10,000 streams it stops all clients for more than
 100 ms. Here that generation stays small: its objects are collected in portions and then frozen, that is, excluded from
-later collections. Frozen objects are still freed by their reference counts. Only cycles among them are not, such as those
-of closed connections and deleted consumers, so all objects are collected again after many of those. See ADR 22.
+later collections. Frozen objects are still freed by their reference counts, closed client connections among them. Only
+cycles are not, such as those of deleted consumers, so all objects are collected again after many of those. See ADR 22.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 YOUNG_COLLECTIONS = 3
 #: Number of collections of the middle generation in one portion; each has about 2,100 new objects.
 COLLECTIONS_PER_PORTION = 3
-#: All objects are collected after this many connections, consumers and streams have ended.
+#: All objects are collected after this many leafnodes, consumers and streams have ended.
 ENDED_MAX = 10_000
 #: Never reached: collections of the oldest generation are started here only.
 _NEVER = 1_000_000_000
@@ -29,7 +29,7 @@ class PortionedGc:
     def __init__(
         self, call_soon_threadsafe: Callable[[Callable[[], None]], object], count_ended: Callable[[], int]
     ) -> None:
-        """`count_ended` returns how many connections, consumers and streams have ended since the start."""
+        """`count_ended` returns how many leafnodes, consumers and streams have ended since the start."""
         self._call_soon_threadsafe = call_soon_threadsafe
         self._count_ended = count_ended
         self._thresholds = gc.get_threshold()

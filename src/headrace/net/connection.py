@@ -19,6 +19,7 @@ from headrace.auth.nkeys import new_nonce
 from headrace.broker import SessionIdentity
 from headrace.net.client_input import ClientInput
 from headrace.net.client_tls import ClientTls
+from headrace.net.closed_transport import ClosedTransport
 from headrace.net.connection_context import ConnectionContext
 from headrace.net.listen_socket import get_peer_address
 from headrace.net.listener_profile import ListenerProfile
@@ -145,6 +146,7 @@ class Connection(ClientInput):
         context.registry.remove(self)
         context.backpressure.remove(self)
         context.write_scheduler.remove_reader(self)
+        self.session.transport = ClosedTransport(self.client_ip, self.client_port, context.now_ns)
 
     # Output
 
@@ -274,7 +276,7 @@ class Connection(ClientInput):
     # The session's transport
 
     def now_ns(self) -> int:
-        return int(self._context.loop.time() * 1e9)
+        return self._context.now_ns()
 
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
         identity = self._context.registry.authenticate(self, fields)

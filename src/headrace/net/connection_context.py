@@ -33,3 +33,7 @@ class ConnectionContext:
     closed_queue: TurnQueue
     #: Received bytes of any connection: they are parsed before any other connection can read.
     recv_buffer: bytearray
+
+    def now_ns(self) -> int:
+        """Return the time for measuring intervals."""
+        return int(self.loop.time() * 1e9)

@@ -149,10 +149,6 @@ class ConnectionRegistry:
             max_payload=self._max_payload_for(session.identity) if account else 0,
         )
 
-    def count_ended(self) -> int:
-        """Return how many connections have ended since the start."""
-        return self.total_connections - len(self.connections)
-
     def get_traffic(self) -> tuple[int, int, int, int]:
         """Return messages and bytes in, messages and bytes out, since the start."""
         totals = list(self._closed_totals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.net import write_scheduler
+from headrace.net.connection import Connection
 from support.sockets import TIMEOUT_S, Start, Wire, listeners, until
 
 
@@ -127,6 +129,36 @@ async def test_messages_larger_than_the_shared_buffer(start: Start) -> None:
     assert payload in seen
     await one.close()
     await two.close()
+
+
+def find_connections() -> list[object]:
+    return [found for found in gc.get_objects() if isinstance(found, Connection)]
+
+
+@pytest.mark.parametrize("end", ["client closes", "server aborts", "protocol error"])
+async def test_closed_connections_are_freed_without_the_garbage_collector(start: Start, end: str) -> None:
+    """Old objects are frozen, so the collector would find their cycles only in a full collection, which takes long."""
+    listener = await start()
+    wires = [await Wire.dial(listener) for _ in range(3)]
+    for wire in wires:
+        await wire.ask(b"SUB a 1\r\nSUB b.> 2\r\n")
+    gc.collect()
+    before = len(find_connections())
+    gc.disable()
+    try:
+        for wire in wires:
+            if end == "protocol error":
+                wire.send(b"NONSENSE\r\n")
+            elif end == "server aborts":
+                listener.connections[wire.info["client_id"]].abort()
+            else:
+                await wire.close()
+        await until(lambda: not listener.connections)
+        await until(lambda: len(find_connections()) <= before - len(wires))
+    finally:
+        gc.enable()
+    for wire in wires:
+        await wire.close()
 
 
 class BusyDisk:
