@@ -58,7 +58,7 @@ INSIDE: dict[str, list[str]] = {
         "account_imports",
     ],
     "net": [
-        "logs listen_socket turn_queue",
+        "logs listen_socket turn_queue closed_transport",
         "loop_watchdog offloop info timer_wheel tls_channel tls_context pid_files timer_driver virtual_time",
         "password_verifier",
         "listener_profile write_scheduler jetstream_setup",

@@ -121,11 +121,6 @@ class Store:
         return bool(self.frame_builder.delete_entries)
 
     @property
-    def open_frame_bytes(self) -> int:
-        """Bytes that the next commit writes."""
-        return self.open_frame.pending_bytes + self.log_context.large_pending_bytes
-
-    @property
     def pending_bytes(self) -> int:
         """Bytes admitted but not yet flushed to their files: for backpressure."""
         return (

@@ -51,7 +51,8 @@ class DiskBackpressure:
         return True
 
     def _is_frame_large(self) -> bool:
-        return self._store.in_flight and self._store.open_frame_bytes > FRAME_BYTES_MAX
+        store = self._store
+        return store.in_flight and store.log_context.frame_bytes > FRAME_BYTES_MAX
 
     def on_low(self, call: Callable[[], None]) -> None:
         """Set the call that is made whenever the disk has caught up."""

@@ -81,6 +81,11 @@ class LogContext:
         self.closed_frame = OpenFrame(_raise_deleted)
         self.closed_frame.closed = True
 
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes that the next commit writes."""
+        return self.open_frame.pending_bytes + self.large_pending_bytes
+
     def check_large_space(self, size: int) -> None:
         """Check that a large message fits beyond the headroom: no space is reserved for large messages."""
         self.space.check_free(self.large_pending_bytes + size)

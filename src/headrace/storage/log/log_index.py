@@ -371,11 +371,7 @@ class LogIndex(LogWriter):
     def get_last_seqs(self, subject_filter: Filter | None) -> Array:
         """Return the last live message of each subject, in no order."""
         sids = self.find_subject_ids(subject_filter)
-        lasts: Array = self.subject_index.lasts[sids]
-        is_stale = lasts >= np.uint64(BOUND_ONLY_BIT)
-        if not is_stale.any():
-            return lasts
-        self._resolve_last_seqs(sids[is_stale])
+        self._resolve_last_seqs(sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)])
         return self.subject_index.lasts[sids]
 
     def find_last_per_subject(self, subject_filter: Filter | None, upto: int) -> Array:

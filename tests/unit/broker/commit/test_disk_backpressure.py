@@ -17,16 +17,18 @@ from headrace.broker.commit.disk_backpressure import (
 from headrace.sim import SimClock
 
 
+def make_store() -> Any:
+    context = SimpleNamespace(frame_bytes=0)
+    return SimpleNamespace(pending_bytes=0, full=False, in_flight=False, log_context=context)
+
+
 class Disks:
     """Two stores with nothing pending."""
 
     def __init__(self) -> None:
         self.clock = SimClock()
         self.timers = Timers(self.clock)
-        self.stores: list[Any] = [
-            SimpleNamespace(pending_bytes=0, full=False, in_flight=False, open_frame_bytes=0)
-            for _ in range(2)
-        ]
+        self.stores: list[Any] = [make_store() for _ in range(2)]
         self.parts = [DiskBackpressure(store, self.timers) for store in self.stores]
 
     def pass_time(self) -> None:
@@ -67,13 +69,13 @@ def test_an_open_frame_is_limited_while_another_one_is_written() -> None:
     [store, _], [part, _] = disks.stores, disks.parts
     calls, on_low = count_calls()
     part.on_low(on_low)
-    store.pending_bytes = store.open_frame_bytes = FRAME_BYTES_MAX + 1
+    store.pending_bytes = store.log_context.frame_bytes = FRAME_BYTES_MAX + 1
     assert not part.is_high(), "it is written next"
     store.in_flight = True
     assert part.is_high()
     disks.pass_time()
     assert not calls
-    store.open_frame_bytes = 0  # it is written now
+    store.log_context.frame_bytes = 0  # it is written now
     disks.pass_time()
     assert calls == [1]
     assert not part.is_high()
