@@ -87,7 +87,8 @@ INSIDE: dict[str, list[str]] = {
         "open_source",
     ],
     "spark": [
-        "schema offsets svg_charts lag_metrics doctor pyspark_compat",
+        "pyspark_compat svg_charts lag_metrics doctor",
+        "schema offsets",
         "pushdown queue_acker claims",
         "batch_reader write",
         "micro_batch_reader",

@@ -7,10 +7,12 @@ not see `Trigger.AvailableNow`. Owns the stand-ins, which such a version never c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 try:
@@ -71,6 +73,15 @@ except ImportError:  # PySpark 4.0 and 4.1
     class SupportsTriggerAvailableNow: ...  # type: ignore[no-redef]
 
 
+#: PySpark 4.2 made the time zone of timestamps an argument; before, it was always UTC.
+_UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+
+
+def make_utc_arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow form of a schema, with timestamps in UTC."""
+    return to_arrow_schema(schema, prefers_large_types=False, **_UTC)
+
+
 #: Rows in a batch that is made of single rows.
 _ROWS_MAX = 10_000
 
@@ -105,5 +116,6 @@ __all__ = [
     "ReadMaxRows",
     "StringStartsWith",
     "SupportsTriggerAvailableNow",
+    "make_utc_arrow_schema",
     "to_batches",
 ]

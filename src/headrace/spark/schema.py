@@ -7,7 +7,6 @@ Spark checks only the first batch of a task and fails in the JVM on a later one 
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -22,6 +21,7 @@ from pyspark.sql.types import (
 from headrace.errors import HeadraceError
 from headrace.reader.batch_cast import build_batch as build_batch
 from headrace.reader.options import ReadOptions
+from headrace.spark.pyspark_compat import make_utc_arrow_schema
 
 #: Fields of a claim's reference; null in messages that carry their payload themselves.
 CLAIM_TYPE = StructType(
@@ -81,4 +81,4 @@ def make_arrow_schema(schema: StructType, available: StructType) -> pa.Schema:
             )
     if not schema.fields:
         raise SchemaError(f"the schema has no columns; available columns: {', '.join(types)}")
-    return to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+    return make_utc_arrow_schema(schema)

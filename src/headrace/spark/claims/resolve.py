@@ -87,8 +87,9 @@ def resolve(
     `columns` names further columns to pass to it. It is also called for messages that carry their payload themselves.
     Bad claims fail the query, or with `errors="column"` are reported in column `claim_error`.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DataType, StringType, StructField, StructType
+
+    from headrace.spark.pyspark_compat import make_utc_arrow_schema
 
     # Column `claim` is also null for an invalid reference, so only the headers distinguish that from a payload.
     missing = [name for name in ("data", "headers", *columns) if name not in df.columns]
@@ -105,7 +106,7 @@ def resolve(
         fn,
         tuple(columns),
         result,
-        to_arrow_schema(StructType(added), timezone="UTC", prefers_large_types=False),
+        make_utc_arrow_schema(StructType(added)),
         _load_configs(claims),
         FetchLimits(parallel, max_bytes),
         errors,
