@@ -440,3 +440,19 @@ def test_everything_at_once(seed: int, retention: str, mirror: bool) -> None:
     for name in "UV":
         migration.call(migration.origin, f"CONSUMER.DELETE.O.{name}")
     migration.check(consumers=["D"])
+
+
+def test_a_copy_continues_beside_a_worker_after_a_restart() -> None:
+    """The consumer that exists already may overlap with that of the worker, as a new one may."""
+    made = Migration("x", retention="workqueue")
+    worker = {"durable_name": "W", "ack_policy": "explicit"}
+    made.call(made.origin, "CONSUMER.CREATE.O.W", stream_name="O", config=worker)
+    made.create({"filter_subject": "o.*"})
+    made.publish(5)
+    made.settle(3)
+    assert len(made.copied()) == 5
+    made.crash_copy()
+    made.settle(3)
+    made.publish(5)
+    made.settle(30)
+    assert len(made.copied()) == 10

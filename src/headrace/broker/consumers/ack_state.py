@@ -113,7 +113,20 @@ class AckState:
             self.last_per_subject_queue = self.last_per_subject_queue[self.last_per_subject_queue > seq]
             following = seq + 1 if len(self.last_per_subject_queue) else self.resume_seq + 1
         self.next_seq = max(self.next_seq, following)
+        self.mark_skipped(seq)
+
+    def mark_skipped(self, seq: int) -> None:
+        """Record that a message is not pending although nobody acknowledged it."""
+        self.skipped_seq = max(self.skipped_seq, seq)
         self.dirty = True
+
+    def compute_passed_seq(self) -> int:
+        """Return up to where messages may have been skipped, whatever the filter was: everything before the position.
+
+        Of the last messages per subject, those in between were skipped, too.
+        """
+        resume_seq = self.resume_seq if len(self.last_per_subject_queue) else 0
+        return max(self.next_seq - 1, resume_seq)
 
     def record_redelivery(self, seq: int, now_ns: int, wait_ns: int) -> None:
         """Record that a pending message was delivered again; its count has already been raised."""
@@ -389,7 +402,7 @@ class AckState:
             delta.next_seq,
         )
         self._floor_consumer, self._floor_stream = delta.floor_consumer, delta.floor_stream
-        self.skipped_seq = delta.skipped_seq if delta.skipped_seq >= 0 else delta.next_seq - 1
+        self.skipped_seq = delta.skipped_seq if delta.skipped_seq >= 0 else self.compute_passed_seq()
         self._floor_stale = False
         if len(self.last_per_subject_queue):
             self.last_per_subject_queue = (

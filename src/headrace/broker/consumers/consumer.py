@@ -152,7 +152,7 @@ class Consumer:
             consumer_set.stop_waiting(self)
             consumer_set.on_filters_changed(self, old_filters)
             # It never looked for messages of a new filter before its position.
-            self.ack_state.skipped_seq, self.ack_state.dirty = self.ack_state.next_seq - 1, True
+            self.ack_state.mark_skipped(self.ack_state.compute_passed_seq())
             consumer_set.persist_with_frame(self)
             consumer_set.on_interest_reduced(self, old_filter)
         if moved:

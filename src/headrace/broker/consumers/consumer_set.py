@@ -95,6 +95,7 @@ class ConsumerSet:
     def delete(self, consumer: Consumer) -> None:
         """Delete a consumer, and the messages that only it needed."""
         stream = self._stream
+        self._interest_sweep.remove_acked()
         consumer.send_advisory(events.make_consumer_action, "delete")
         consumer.close()
         consumer.delete_stored()

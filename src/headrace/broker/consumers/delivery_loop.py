@@ -220,6 +220,7 @@ class DeliveryLoop:
             return SINGLE_OVERHEAD
         message = self._read_message(seq)
         if message is None:
+            ack_state.mark_skipped(seq)
             self._redelivery.on_pending_removed(seq)
             return SINGLE_OVERHEAD
         used = self._send(seq, message, count, now_ns, is_first=False)

@@ -119,16 +119,24 @@ class InterestSweep:
             self._acked_seqs.clear()
             self._on_finished()
             return
-        if self._acked_seqs:
-            seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
-            self._acked_seqs.clear()
-            recheck, self._needs_recheck = self._needs_recheck, False
-            self._remove(self._find_unneeded(seqs, recheck=recheck))
+        self.remove_acked()
         if self._next_seqs:
             unneeded = self._find_unneeded(self._take_slice(), recheck=True)
             self._remove(self._find_acked(unneeded) if config.retention == "workqueue" else unneeded)
             if not self._next_seqs:
                 self._on_finished()
+
+    def remove_acked(self) -> None:
+        """Remove what was acknowledged and is not needed.
+
+        Also called before a consumer is deleted: later nothing would show that the others did not acknowledge it.
+        """
+        if not self._acked_seqs or self._stream.closed or self._stream.config.retention == "limits":
+            return
+        seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
+        self._acked_seqs.clear()
+        recheck, self._needs_recheck = self._needs_recheck, False
+        self._remove(self._find_unneeded(seqs, recheck=recheck))
 
     def _remove(self, seqs: Seqs) -> None:
         if len(seqs):

@@ -35,6 +35,7 @@ def reset(consumer: ConsumerContext, seq: int | None) -> int:
         _check_target(consumer, seq)
         target = seq
     skipped_seq = _find_skipped_seq(ack_state, target)
+    skips = target > ack_state.compute_ack_floor()[1] + 1
     ack_state.reset_to(target)
     ack_state.skipped_seq = skipped_seq
     # `reset_to` clears the queue of last messages per subject. Without the rest of it, every message from `target` on
@@ -43,7 +44,7 @@ def reset(consumer: ConsumerContext, seq: int | None) -> int:
         ack_state.last_per_subject_queue, ack_state.resume_seq = remaining, resume_seq
         if not len(remaining):
             ack_state.next_seq = max(target, resume_seq + 1)
-    _apply_reset(consumer)
+    _apply_reset(consumer, skips=skips)
     return target
 
 
@@ -92,12 +93,16 @@ def _find_remaining(consumer: ConsumerContext, target: int) -> Seqs:
     return found[(found >= target) & (found <= ack_state.resume_seq)]
 
 
-def _apply_reset(consumer: ConsumerContext) -> None:
-    """Persist the new state, remove messages that were skipped, deliver at once."""
+def _apply_reset(consumer: ConsumerContext, *, skips: bool) -> None:
+    """Persist the new state, remove messages that were skipped, deliver at once.
+
+    If nothing is skipped, a work queue keeps what the consumer has acknowledged: a worker may come that still needs it.
+    """
     stream = consumer.stream
     if consumer.persistent:
         consumer.persist_state()
         stream.mark_dirty()
-    consumer.consumer_set.on_interest_reduced(consumer, consumer.filter)
+    if skips or stream.config.retention == "interest":
+        consumer.consumer_set.on_interest_reduced(consumer, consumer.filter)
     consumer.consumer_set.stop_waiting(consumer)
     consumer.schedule_delivery()

@@ -114,7 +114,8 @@ def validate(
             if not is_same(new_config, old):
                 raise ApiError.CONSUMER_ALREADY_EXISTS()
             new_config = copy_config(old)
-        if stream.retention == "workqueue" and not _is_unique(name, new_config, others):
+        may_overlap = new_config.direct or new_config.sourcing
+        if stream.retention == "workqueue" and not may_overlap and not _is_unique(name, new_config, others):
             raise ApiError.CONSUMER_WQ_CONSUMER_NOT_UNIQUE()
         _check_changes(old, new_config, has_interest)
         if new_config.pause_until is not None:

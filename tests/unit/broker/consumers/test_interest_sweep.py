@@ -41,17 +41,26 @@ class Scene:
         full = {"durable_name": name, "ack_policy": "explicit", **config}
         self.api(f"CONSUMER.CREATE.S.{name}", {"stream_name": "S", "config": full})
 
-    def create_for_copy(self, filter_subject: str = "s.>") -> None:
+    def create_for_copy(self, filter_subject: str = "s.>", **more: Any) -> None:
         """Create the consumer of a source, or change its filter. Nothing subscribes to it, so it stays behind."""
         config = {"name": "COPY", "ack_policy": "none", "deliver_subject": "copy", "flow_control": True}
         config |= {"idle_heartbeat": SECOND, "max_deliver": 1, "direct": True, "sourcing": True}
-        config |= {"filter_subject": filter_subject}
+        config |= {"filter_subject": filter_subject, **more}
         self.api(f"CONSUMER.CREATE.S.COPY.{filter_subject}", {"stream_name": "S", "config": config})
 
     def publish(self, subject: bytes, count: int = 1) -> None:
         for _ in range(count):
             self.client.publish(subject, b"x")
         self.box.run()
+
+    def fetch(self, name: str, count: int = 9) -> list[bytes]:
+        """Return the ack subjects of the messages that a consumer delivers now."""
+        self.client.send(b"SUB fetched 7\r\n")
+        body = b'{"batch": %d, "no_wait": true}' % count
+        self.client.publish(b"$JS.API.CONSUMER.MSG.NEXT.S." + name.encode(), body, b"fetched")
+        self.box.run()
+        self.client.send(b"UNSUB 7\r\n")
+        return [each.reply for each in self.client.take() if each.reply]
 
     def count(self) -> int:
         state: dict[str, int] = self.api("STREAM.INFO.S")["state"]
@@ -68,6 +77,58 @@ def test_deleting_consumers_one_by_one_removes_what_only_they_needed() -> None:
         assert scene.count() == 50 - 5 * max(0, number - (CONSUMERS - 10))
         scene.api(f"CONSUMER.DELETE.S.c{number}")
     assert scene.count() == 0
+
+
+def test_acks_of_a_consumer_that_is_deleted_in_the_same_turn_are_not_those_of_others() -> None:
+    scene = Scene()
+    scene.create("A")
+    scene.create("B")
+    scene.publish(b"s.a", 3)
+    for reply in scene.fetch("A"):
+        scene.client.publish(reply, b"+ACK")
+    scene.client.publish(b"$JS.API.CONSUMER.DELETE.S.A", b"")
+    scene.box.run()
+    assert scene.count() == len(scene.fetch("B")) == 3
+
+
+def test_acks_of_a_worker_that_is_deleted_in_the_same_turn_are_not_those_of_the_copy() -> None:
+    scene = Scene("workqueue")
+    scene.create("W")
+    scene.create_for_copy()
+    scene.publish(b"s.a", 3)
+    for reply in scene.fetch("W"):
+        scene.client.publish(reply, b"+ACK")
+    scene.client.publish(b"$JS.API.CONSUMER.DELETE.S.W", b"")
+    scene.box.run()
+    assert scene.count() == 3
+
+
+def test_a_copy_that_reconnects_leaves_its_messages_to_a_worker_that_is_replaced() -> None:
+    scene = Scene("workqueue")
+    scene.create("W", filter_subject="s.a")
+    scene.create("W2", filter_subject="s.b")
+    scene.create_for_copy("s.a")
+    scene.client.send(b"SUB copy 9\r\n")
+    scene.publish(b"s.a", 4)
+    scene.box.advance(2 * SECOND)
+    request = next(each for each in scene.client.take() if each.reply.startswith(b"$JS.FC."))
+    header = b"NATS/1.0\r\nNats-Last-Consumer: 4\r\nNats-Last-Stream: 4\r\n\r\n"
+    scene.client.send(b"HPUB %s %d %d\r\n%s\r\n" % (request.reply, len(header), len(header), header))
+    scene.box.run()
+    scene.api("CONSUMER.DELETE.S.W")
+    scene.create_for_copy("s.a")
+    scene.create("W", filter_subject="s.a")
+    assert len(scene.fetch("W")) == 4
+
+
+def test_messages_that_were_never_last_stay_in_a_work_queue() -> None:
+    scene = Scene("workqueue")
+    scene.create("W", filter_subject="s.b.>")
+    scene.publish(b"s.x")
+    scene.publish(b"s.a", 3)
+    for filter_subject in ("s.>", "s.*"):
+        scene.create_for_copy(filter_subject, deliver_policy="last_per_subject")
+        assert scene.count() == 4
 
 
 def test_changed_filters_release_messages() -> None:
