@@ -13,6 +13,7 @@ import pytest
 
 from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, drop_connection
 from headrace.spark.write.epoch_publisher import EpochPublisher
+from headrace.spark.write.position_keeper import PositionKeeper
 from headrace.spark.write.progress_log import DONE, LOST
 from headrace.spark.write.staged_writer import StagedWriter
 from headrace.spark.write.window_sender import SentWindow, Window, WindowSender
@@ -269,6 +270,66 @@ def test_rows_that_consumers_remove_at_once_are_written_once(
         if not died:
             break
     assert step > 12, "the steps of a commit"
+
+
+def commit_and_die_after_window(
+    place: WriteTarget, attempts: Any, count: int, patch: pytest.MonkeyPatch
+) -> None:
+    """Commit; the driver dies when a number of windows is stored, and before the position of the last one is."""
+    advance, done = PositionKeeper.advance, 0
+
+    def dying(keeper: PositionKeeper, *place_and_seq: int) -> None:
+        nonlocal done
+        done += 1
+        if done == count:
+            raise DriverDied
+        advance(keeper, *place_and_seq)
+
+    with patch.context() as during:
+        during.setattr(PositionKeeper, "advance", dying)
+        with pytest.raises(DriverDied):
+            EpochPublisher(place).commit(attempts)
+    for name in ("", "headrace-staging", "headrace-progress"):
+        drop_connection(replace(place.address, name=name))
+
+
+def test_a_window_of_which_consumers_removed_a_part_is_written_once(
+    broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create(name, retention="workqueue", allow_atomic=True)
+    config = {"durable_name": "c", "ack_policy": "explicit", "filter_subject": f"{name}.x"}
+    broker.api(f"CONSUMER.DURABLE.CREATE.{name}.c", {"stream_name": name, "config": config})
+    place = target(broker, name, batch_messages=10)
+    commit_and_die_after_window(place, stage(place, rows(30, name)), 2, monkeypatch)
+    broker.api(f"STREAM.PURGE.{name}", {"seq": 16})
+    EpochPublisher(place).commit([], has_skipped=True)
+    assert stored_numbers(broker, name) == list(range(15, 30))
+    assert broker.state(name)["last_seq"] == 30
+
+
+def test_an_older_row_does_not_replace_a_newer_one_of_its_subject(
+    broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create(name, max_msgs_per_subject=1, allow_atomic=True)
+    place = target(broker, name, batch_messages=10)
+    some = [(f"{name}.{n % 4}".encode(), b"", b"%d" % n) for n in range(10)]
+    commit_and_die_after_window(place, stage(place, some), 1, monkeypatch)
+    EpochPublisher(place).commit([], has_skipped=True)
+    assert stored_numbers(broker, name) == [6, 7, 8, 9]
+    assert broker.state(name)["last_seq"] == 10
+
+
+@pytest.mark.parametrize("tail", [b"a b", b".a", b"a.", b"a\r\nPUB evil 1\r\nx", b"y" * 5000])
+def test_a_row_with_an_invalid_subject_is_a_dead_letter(broker: Broker, name: str, tail: bytes) -> None:
+    broker.create(name, allow_atomic=True)
+    broker.create(f"{name}D", subjects=[f"dead.{name}"])
+    bad = (f"{name}.".encode() + tail, b"", b"9")
+    place = target(broker, name)
+    with pytest.raises(WriteError, match=r"row 3 of partition 0 .*not a subject"):
+        stage(place, [*rows(3, name), bad])
+    write_epoch(replace(place, dead_letter=f"dead.{name}"), [*rows(3, name), bad])
+    assert stored_numbers(broker, name) == [0, 1, 2]
+    assert broker.state(f"{name}D")["messages"] == 1
 
 
 @ATOMIC

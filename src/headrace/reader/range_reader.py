@@ -22,7 +22,7 @@ import pyarrow as pa
 from headrace.errors import DataLoss
 from headrace.reader.batch_cast import OPEN_END, SeqRange, build_batch
 from headrace.reader.blocking_connection import ConnectionFailed, drop_connection
-from headrace.reader.direct_get_decode import ReplyBlock, block_of
+from headrace.reader.direct_get_decode import ReplyBlock, StoredMessage, block_of
 from headrace.reader.leader_reader import LeaderReader
 from headrace.reader.options import ReadOptions
 from headrace.reader.stream_admin import fetch_stream_info, mark_reachable, with_retry
@@ -75,9 +75,7 @@ def _read_blocks(options: ReadOptions, seq_range: SeqRange, fetch: FetchBlocks) 
         if not lag.is_over:
             lag.wait()
             continue
-        end = min(next_seq + _LEADER_SEQS, seq_range.end)
-        read = partial(LeaderReader.read, start=next_seq, end=end, bytes_max=BLOCK_BYTES_MAX)
-        messages, next_seq = ask_leader(options, read)
+        messages, next_seq = _read_from_leader(options, next_seq, seq_range.end)
         if messages:
             yield block_of(messages)
 
@@ -148,13 +146,22 @@ def ask_leader(options: ReadOptions, question: Callable[[LeaderReader], T]) -> T
     )
 
 
+def _read_from_leader(options: ReadOptions, start: int, end: int) -> tuple[list[StoredMessage], int]:
+    """Return the next messages of a range, and the sequence (excluded) up to which they are complete.
+
+    Only as far as the leader has got: one that lags must not be taken for one without messages.
+    """
+    last = ask_leader(options, LeaderReader.last_seq)
+    end = min(start + _LEADER_SEQS, end, last + 1)
+    if end <= start:
+        return [], start
+    return ask_leader(options, partial(LeaderReader.read, start=start, end=end, bytes_max=BLOCK_BYTES_MAX))
+
+
 def fetch_from_leader(options: ReadOptions, start: int, end: int) -> Iterator[ReplyBlock]:
     """Yield the messages of a range from the leader, one request each: slow, but every stream allows it."""
     while start < end:
-        read = partial(
-            LeaderReader.read, start=start, end=min(start + _LEADER_SEQS, end), bytes_max=BLOCK_BYTES_MAX
-        )
-        messages, start = ask_leader(options, read)
+        messages, start = _read_from_leader(options, start, end)
         if messages:
             yield block_of(messages)
         elif not (start := _next_at_leader(options, start, end)):

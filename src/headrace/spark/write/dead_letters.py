@@ -89,7 +89,7 @@ class DeadLetters:
             "Nats-Msg-Id": f"{digest.hexdigest()[:32]}.{self._seen[key]}",
             f"{_PREFIX}-Reason": row.reason.replace("\r", " ").replace("\n", " "),
             f"{_PREFIX}-Stream": self._target.stream,
-            f"{_PREFIX}-Subject": row.subject,
+            f"{_PREFIX}-Subject": " ".join(row.subject.split())[:_HEADER_BYTES_MAX],
             f"{_PREFIX}-Row": f"{self._target.query} epoch {self._target.epoch} {row.place}",
         }
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()

@@ -19,7 +19,11 @@ from headrace.spark.write.dead_letters import DeadLetters, RefusedRow
 from headrace.spark.write.encode_rows import MessageColumns, RawMessage, find_row_without_header
 from headrace.spark.write.progress_log import make_id
 from headrace.spark.write.publish_pipeline import PublishPipeline
-from headrace.spark.write.staged_writer import drop_too_large, is_epoch_decided
+from headrace.spark.write.staged_writer import (
+    drop_invalid_subjects,
+    drop_too_large,
+    is_epoch_decided,
+)
 from headrace.spark.write.stored_rows import MSG_ID
 from headrace.spark.write.window_sender import check_foreign_subject
 from headrace.spark.write.write_batches import (
@@ -61,6 +65,7 @@ class DirectWriter:
         if self._needs_ids and is_epoch_decided(target):
             return 0
         for batch in make_write_batches(column_groups, target.batch_messages):
+            batch = drop_invalid_subjects(target, batch, self._letters)
             if self._needs_ids:
                 self._check_ids(batch)
             if self._uploader is not None:

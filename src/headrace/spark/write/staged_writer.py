@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 import numpy as np
+import pyarrow.compute as pc
 
 from headrace.reader.stream_admin import with_retry
 from headrace.spark.write.claim_upload import ClaimUploader
@@ -32,6 +33,9 @@ from headrace.spark.write.write_target import WriteTarget
 #: A block of staged rows has at most this number of rows, and about as many bytes of payloads.
 _BLOCK_ROWS = 10_000
 _BLOCK_BYTES = 384 << 10
+#: A publish has to fit into a control line of 4096 bytes, with its reply subject and sizes.
+_SUBJECT_BYTES_MAX = 3900
+_INVALID_SUBJECT = r"^$|^\.|\.$|\.\.|[\s\x00]"
 
 
 def is_epoch_decided(target: WriteTarget) -> bool:
@@ -66,6 +70,22 @@ def drop_too_large(target: WriteTarget, batch: WriteBatch, letters: DeadLetters)
     if not is_large.any():
         return batch.columns
     return batch.columns.take(np.flatnonzero(~is_large).tolist())
+
+
+def drop_invalid_subjects(target: WriteTarget, batch: WriteBatch, letters: DeadLetters) -> WriteBatch:
+    """Return the messages whose subjects a server accepts; the others become dead letters, or an error."""
+    subjects = batch.columns.subjects
+    is_invalid = pc.or_(
+        pc.match_substring_regex(subjects, _INVALID_SUBJECT),
+        pc.greater(pc.binary_length(subjects), _SUBJECT_BYTES_MAX),
+    ).to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(is_invalid).tolist():
+        reason = "this is not a subject to publish to: it is empty or too long, or has an empty token or whitespace"
+        place = f"row {batch.first + row} of partition {target.partition}"
+        letters.refuse(RefusedRow(place, batch.columns.get_message(row), reason))
+    if not is_invalid.any():
+        return batch
+    return WriteBatch(batch.columns.take(np.flatnonzero(~is_invalid).tolist()), batch.first)
 
 
 class StagedWriter:
@@ -104,6 +124,7 @@ class StagedWriter:
         return StagedAttempt(target.partition, attempt_id, blocks, self.rows) if blocks else None
 
     def _make_block(self, batch: WriteBatch) -> RowBlock:
+        batch = drop_invalid_subjects(self._target, batch, self._letters)
         if self._uploader is None:
             return RowBlock(drop_too_large(self._target, batch, self._letters))
         (columns,), uploaded = self._uploader.upload([batch.columns], batch.first)

@@ -72,7 +72,10 @@ class StreamStaging:
 
     def open_attempt(self, partition: int, attempt: str) -> AttemptWriter:
         subject = f"{self._target.staging_prefix}.{self._target.epoch}.{partition}.{attempt}"
-        return _StreamAttemptWriter(self._target, subject, attempt)
+        # Rows are staged again while others are read, so the two do not share replies.
+        address = replace(self._target.address, name="headrace-staging-writer")
+        mark_reachable(address)
+        return _StreamAttemptWriter(replace(self._target, address=address), subject, attempt)
 
     def read_blocks(self, attempt: StagedAttempt, first: int) -> Iterator[bytes]:
         reader = PartReader(self._target, attempt)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.reader.blocking_connection import BlockingConnection
 from headrace.reader.direct_get_decode import StoredMessage
@@ -30,6 +31,8 @@ class StoredRows:
     """Rows of a commit that are in the target: (block, row) -> sequence."""
 
     rows: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: Blocks of which rows are stored as single messages: their other rows may have been sent like that, too.
+    single_blocks: set[int] = field(default_factory=set)
     #: Whether every sequence of the range had a message.
     is_complete: bool = True
 
@@ -39,9 +42,9 @@ def make_row_mark(commit_id: str, block: int) -> bytes:
     return f"{commit_id}-{block}-".encode()
 
 
-def make_batch_mark(commit_id: str, block: int, row: int, nonce: str) -> bytes:
-    """Return the id of an atomic batch that begins with a row."""
-    return f"{commit_id}-{block}-{row}-{nonce}".encode()
+def make_batch_mark(commit_id: str, block: int, row: int, length: int, nonce: str) -> bytes:
+    """Return the id of an atomic batch of `length` rows that begins with a row."""
+    return f"{commit_id}-{block}-{row}-{length}-{nonce}".encode()
 
 
 def find_stored_rows(
@@ -54,8 +57,14 @@ def find_stored_rows(
         stored.is_complete &= message.seq == expected
         expected = message.seq + 1
         place = parse_place(message.header, commit_id)
-        if place is not None:
-            stored.rows[place] = message.seq
+        if place is None:
+            continue
+        if not place.batch_length:
+            stored.single_blocks.add(place.block)
+        # A batch is stored as a whole: one of its rows shows them all, also those that were removed since.
+        first_seq = message.seq - (place.row - place.batch_row)
+        for row in range(place.batch_length or 1):
+            stored.rows[place.block, place.batch_row + row] = first_seq + row
     last = LeaderReader(make_options(target), connection).last_seq()
     stored.is_complete &= expected == last + 1
     return stored
@@ -89,15 +98,26 @@ def make_options(target: WriteTarget, subject: str = "") -> ReadOptions:
     )
 
 
-def parse_place(header: bytes, commit_id: str) -> tuple[int, int] | None:
-    """Return the block and row of a message of the commit; None if it has other headers."""
+class RowPlace(NamedTuple):
+    """Which row of a commit a message is, and the first row and length of its atomic batch (0: a single message)."""
+
+    block: int
+    row: int
+    batch_row: int
+    batch_length: int
+
+
+def parse_place(header: bytes, commit_id: str) -> RowPlace | None:
+    """Return which row of the commit a message is; None if it has other headers."""
     if commit_id.encode() not in header:
         return None
-    for name in (ROW_HEADER, MSG_ID, BATCH_ID):
+    for name, count in ((BATCH_ID, 5), (ROW_HEADER, 3), (MSG_ID, 3)):
         fields = (find_header(header, name) or b"").decode(errors="replace").split("-")
-        if fields[0] == commit_id and len(fields) in (3, 4):
-            row = int(fields[2])
-            if name == BATCH_ID:
-                row += int(find_header(header, BATCH_SEQUENCE) or b"1") - 1
-            return int(fields[1]), row
+        if fields[0] != commit_id or len(fields) != count:
+            continue
+        block, row = int(fields[1]), int(fields[2])
+        if name != BATCH_ID:
+            return RowPlace(block, row, row, 0)
+        offset = int(find_header(header, BATCH_SEQUENCE) or b"1") - 1
+        return RowPlace(block, row + offset, row, int(fields[3]))
     return None

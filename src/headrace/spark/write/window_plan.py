@@ -32,7 +32,7 @@ class PlannedBlock:
             for batch in make_write_batches([self.rows.columns.slice(start, stop)], size):
                 row = start + batch.first
                 needs_seqs = any(row <= each < row + len(batch) for each in self.rows.claims)
-                yield Window(batch.columns, self.number, row, needs_seqs)
+                yield Window(batch.columns, self.number, row, needs_seqs, self.number in stored.single_blocks)
 
     def _iter_missing(self, stored: StoredRows) -> Iterator[tuple[int, int]]:
         """Yield ranges of rows that are not stored."""

@@ -59,7 +59,8 @@ class ResultHandler:
         """Add a window of the block; wait for earlier ones if too many have no reply."""
         assert self._block is not None, "a block begins before its windows"
         self._pending.append((self._block, sent))
-        while len(self._pending) > self._ahead:
+        ahead = 0 if sent.window.as_single else self._ahead
+        while len(self._pending) > ahead:
             self._settle()
 
     def drain(self) -> None:

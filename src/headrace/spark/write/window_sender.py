@@ -36,6 +36,8 @@ class Window:
     row: int
     #: Whether the sequences of its messages must be known.
     needs_seqs: bool = False
+    #: Whether its rows may be stored as single messages, so that they must be sent with the same ids.
+    as_single: bool = False
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -76,13 +78,14 @@ class WindowSender:
     def send(self, window: Window) -> SentWindow:
         """Send a window; do not wait."""
         inbox = self._connection.new_inbox()
-        if self._target.is_atomic:
+        is_batch = self._target.is_atomic and not window.as_single
+        if is_batch:
             self._connection.send(self._encode_batch(window, inbox))
         elif not window.needs_seqs:
             self._connection.send(
                 encode_messages(window.columns, inbox, self._make_row_prefix(window), window.row)
             )
-        return SentWindow(window, inbox, self._target.is_atomic)
+        return SentWindow(window, inbox, is_batch)
 
     def receive(self, sent: SentWindow) -> WindowResult:
         """Wait for the replies to a window, and resolve what the server refused."""
@@ -106,7 +109,7 @@ class WindowSender:
         return self._send_one_by_one(sent.window) if acks.others else WindowResult()
 
     def _encode_batch(self, window: Window, inbox: bytes) -> bytearray:
-        batch_id = make_batch_mark(self._commit_id, window.block, window.row, make_id()[:8])
+        batch_id = make_batch_mark(self._commit_id, window.block, window.row, len(window), make_id()[:8])
         # With the length: a window that is divided differently after a failure must not be taken for this one.
         mark = make_row_mark(self._commit_id, window.block)
         msg_id = b"Nats-Msg-Id: %s%d-%d\r\n" % (mark, window.row, len(window))

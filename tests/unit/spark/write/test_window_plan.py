@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from headrace.spark.write.encode_rows import make_message_columns
 from headrace.spark.write.progress_log import EpochRecord, Position, StagedAttempt
 from headrace.spark.write.row_blocks import RowBlock, encode_block
-from headrace.spark.write.stored_rows import StoredRows
+from headrace.spark.write.stored_rows import StoredRows, parse_place
 from headrace.spark.write.window_plan import iter_blocks
 
 
@@ -48,3 +48,25 @@ def test_rows_before_the_position_and_stored_ones_are_left_out() -> None:
 
 def test_nothing_is_left_after_the_last_row() -> None:
     assert plan(Position("c", 2, 10), StoredRows(), 4) == []
+
+
+def test_one_row_of_a_batch_shows_all_of_them() -> None:
+    header = b"NATS/1.0\r\nNats-Batch-Id: c-2-5-4-n\r\nNats-Batch-Sequence: 3\r\nNats-Msg-Id: c-2-5-4\r\n\r\n"
+    assert parse_place(header, "c") == (2, 7, 5, 4)
+    assert parse_place(b"NATS/1.0\r\nNats-Msg-Id: c-2-5\r\n\r\n", "c") == (2, 5, 5, 0)
+    assert parse_place(b"NATS/1.0\r\nNats-Msg-Id: d-2-5\r\n\r\n", "c") is None
+
+
+def test_rows_of_a_block_with_single_messages_are_sent_like_them() -> None:
+    stored = StoredRows({(1, 3): 7}, {1})
+    windows = [
+        window
+        for block in iter_blocks(Blocks(), RECORD, Position())  # type: ignore[arg-type]
+        for window in block.iter_windows(stored, 100)
+    ]
+    assert [(each.block, each.as_single) for each in windows] == [
+        (0, False),
+        (1, True),
+        (1, True),
+        (2, False),
+    ]
