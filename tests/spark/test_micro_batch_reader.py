@@ -17,7 +17,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from headrace.reader.options import parse_read_options
+from headrace.spark import schema as schemas
 from headrace.spark.lag_metrics import compute_lag, watch
+from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from spark.conftest import BRISK, Broker, eventually
 
 Start = Callable[..., StreamingQuery]
@@ -133,6 +136,35 @@ def test_retention_that_passes_the_offset_is_an_error_with_a_number(landing: Lan
         landing.run()
     landing.run(failOnDataLoss=False)
     assert landing.numbers() == [*range(10), *range(15, 20)]
+
+
+@pytest.mark.parametrize(
+    ("starting", "first"),
+    [("latest", range(10, 15)), ("last-per-subject", range(3, 10)), ("earliest", range(15))],
+)
+def test_a_first_batch_is_repeated_with_its_rows(
+    broker: Broker, name: str, starting: str, first: range
+) -> None:
+    """A driver that dies in its first batch has logged the end of the batch only."""
+    schema = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
+    options = parse_read_options({"servers": broker.url, "stream": name, "starting": starting})
+    broker.create(name)
+    broker.fill(name, 10)
+    reader = JetStreamMicroBatchReader(options, schema)
+    start = reader.initialOffset()
+    broker.fill(name, 5, start=10)
+    end = reader.latestOffset(start)
+    broker.fill(name, 5, start=15)
+    again = JetStreamMicroBatchReader(options, schema)
+
+    def read(start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+        batches = [batch for part in again.partitions(start, end) for batch in again.read(part)]
+        return [int(row["data"]) for batch in batches for row in batch.to_pylist()]
+
+    assert read(again.initialOffset(), end) == list(first)
+    assert read(end, again.latestOffset(end)) == list(range(first.stop, 20))
+    for each in (reader, again):
+        each.stop()
 
 
 def test_interior_gaps_are_no_loss(our_landing: Landing) -> None:

@@ -22,7 +22,14 @@ from headrace.reader.open_source import open_source
 from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, OptionError, ReadOptions
 from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
-from headrace.spark.offsets import Offset, end_after_loss, make_offset, resolve_bound, start_after_loss
+from headrace.spark.offsets import (
+    Offset,
+    end_after_loss,
+    make_offset,
+    resolve_bound,
+    restore_initial_offset,
+    start_after_loss,
+)
 from headrace.spark.pyspark_compat import (
     HAS_READ_LIMITS,
     ReadAllAvailable,
@@ -116,7 +123,8 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._newest_offset = end
-        start_offset, end_offset = Offset.from_json(start, self.options), Offset.from_json(end, self.options)
+        end_offset = Offset.from_json(end, self.options)
+        start_offset = restore_initial_offset(Offset.from_json(start, self.options), end_offset)
         if start_offset.identity == end_offset.identity and self._is_still_pinned(end_offset.pin):
             # The data that the batch was planned on is pinned, whatever has happened to the stream since.
             self._extend_lease(start_offset)

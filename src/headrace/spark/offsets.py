@@ -72,6 +72,20 @@ class Offset:
         return replace(self, next_seq=next_seq, pin=pin, last_per_subject_seq=0)
 
 
+def restore_initial_offset(start: Offset, end: Offset) -> Offset:
+    """Return where the first batch of a query starts that was planned up to `end` and is repeated after a restart.
+
+    Spark does not log the start of the first batch: it asks for the initial offset again, which by now is a later one.
+    """
+    if start.identity != end.identity:
+        return start
+    if end.start_seq < start.start_seq:
+        return replace(start, next_seq=end.start_seq, start_seq=end.start_seq)
+    if start.last_per_subject_seq >= end.next_seq:
+        return replace(start, next_seq=end.next_seq, last_per_subject_seq=end.next_seq - 1)
+    return start
+
+
 def make_offset(stream_info: StreamInfo, next_seq: int) -> Offset:
     """Make an offset in the stream as it is now."""
     return Offset(stream_info.name, stream_info.identity, next_seq)

@@ -121,12 +121,8 @@ class AckState:
         self.dirty = True
 
     def compute_passed_seq(self) -> int:
-        """Return up to where messages may have been skipped, whatever the filter was: everything before the position.
-
-        Of the last messages per subject, those in between were skipped, too.
-        """
-        resume_seq = self.resume_seq if len(self.last_per_subject_queue) else 0
-        return max(self.next_seq - 1, resume_seq)
+        """Return up to where messages may have been skipped, whatever the filters were."""
+        return max(self.next_seq - 1, self.resume_seq if len(self.last_per_subject_queue) else 0)
 
     def record_redelivery(self, seq: int, now_ns: int, wait_ns: int) -> None:
         """Record that a pending message was delivered again; its count has already been raised."""
@@ -304,10 +300,8 @@ class AckState:
             added, consumer = added[still_pending], consumer[still_pending]
         delta = self._make_delta(removed, added, consumer)
         if self.needs_snapshot and self.resume_seq:
-            delta.last_per_subject_queue, delta.resume_seq = (
-                codec.pack_set(self.last_per_subject_queue),
-                self.resume_seq,
-            )
+            delta.last_per_subject_queue = codec.pack_set(self.last_per_subject_queue)
+            delta.resume_seq = self.resume_seq
         delta.delivery_counts = [
             (seq, self.delivery_counts.get(seq, 0)) for seq in sorted(self._unsaved_counts)
         ]
@@ -327,10 +321,8 @@ class AckState:
         stream = np.fromiter(self.pending, dtype=np.uint64, count=count)
         consumer = np.fromiter(self.pending.values(), dtype=np.uint64, count=count)
         delta = self._make_delta(NO_SEQS, stream, consumer)
-        delta.last_per_subject_queue, delta.resume_seq = (
-            codec.pack_set(self.last_per_subject_queue),
-            self.resume_seq,
-        )
+        delta.last_per_subject_queue = codec.pack_set(self.last_per_subject_queue)
+        delta.resume_seq = self.resume_seq
         delta.delivery_counts = sorted(self.delivery_counts.items())
         individual = self.ack_deadlines.individual
         delta.deadline_runs = to_wall_time(self.ack_deadlines.list_runs(), clock_offset_ns)
@@ -380,10 +372,8 @@ class AckState:
         delta = codec.decode_delta(data)
         if delta.is_snapshot:
             self.reset_to(delta.next_seq)
-            self.last_per_subject_queue, self.resume_seq = (
-                codec.unpack_set(delta.last_per_subject_queue),
-                delta.resume_seq,
-            )
+            self.last_per_subject_queue = codec.unpack_set(delta.last_per_subject_queue)
+            self.resume_seq = delta.resume_seq
         for seq in codec.unpack_set(delta.removed).tolist():
             self.pending.pop(seq, None)
             self.ack_deadlines.remove(seq)
@@ -396,11 +386,8 @@ class AckState:
             self.ack_deadlines.add_run(*run)
         for seq, deadline in delta.individual_deadlines:
             self.ack_deadlines.set_individual(seq, deadline)
-        self.consumer_seq, self.stream_seq, self.next_seq = (
-            delta.consumer_seq,
-            delta.stream_seq,
-            delta.next_seq,
-        )
+        self.consumer_seq, self.stream_seq = delta.consumer_seq, delta.stream_seq
+        self.next_seq = delta.next_seq
         self._floor_consumer, self._floor_stream = delta.floor_consumer, delta.floor_stream
         self.skipped_seq = delta.skipped_seq if delta.skipped_seq >= 0 else self.compute_passed_seq()
         self._floor_stale = False

@@ -131,7 +131,8 @@ class InterestSweep:
 
         Also called before a consumer is deleted: later nothing would show that the others did not acknowledge it.
         """
-        if not self._acked_seqs or self._stream.closed or self._stream.config.retention == "limits":
+        config = self._stream.config
+        if not self._acked_seqs or self._stream.closed or config.retention == "limits":
             return
         seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
         self._acked_seqs.clear()
