@@ -230,8 +230,11 @@ class ConsumerSet:
 
         Returns whether there are more to look at, after a consumer was deleted or changed.
         """
-        self._interest_sweep.run()
-        return self._interest_sweep.has_backlog
+        interest_sweep = self._interest_sweep
+        if not interest_sweep.acked_seqs and not interest_sweep.backlog:  # this runs for every direct get
+            return False
+        interest_sweep.run()
+        return bool(interest_sweep.backlog)
 
     def on_messages_removed(self, seqs: np.ndarray | Sequence[int]) -> None:
         """Notify consumers of messages that left the stream, acknowledged or not."""

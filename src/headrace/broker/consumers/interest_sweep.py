@@ -36,18 +36,21 @@ _SLICE_SEQS_MIN = 64
 
 
 class InterestSweep:
-    """Finds and removes unneeded messages of one stream; `consumers` are all of its consumers."""
+    """Finds and removes unneeded messages of one stream; `consumers` are all of its consumers.
+
+    There is something to do if `acked_seqs` or `backlog` is not empty.
+    """
 
     __slots__ = (
-        "_acked_seqs",
         "_consumers",
         "_filter_index",
         "_is_recorded",
         "_log",
         "_metadata",
         "_needs_recheck",
-        "_next_seqs",
         "_stream",
+        "acked_seqs",
+        "backlog",
     )
 
     def __init__(
@@ -61,38 +64,33 @@ class InterestSweep:
         self._log = stream.log
         self._consumers = consumers
         self._filter_index = filter_index
-        self._acked_seqs: list[int] = []
+        self.acked_seqs: list[int] = []
         self._needs_recheck = False  # the consumer that marked them may still need some
         #: Filter of messages to look at again (None: all) -> the next sequence to look at.
-        self._next_seqs: dict[Filter | None, int] = {}
+        self.backlog: dict[Filter | None, int] = {}
         self._metadata = metadata
         self._is_recorded = False  # whether the metadata says that there is something to look at again
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether there are more messages to look at again."""
-        return bool(self._next_seqs)
 
     def mark_acked(self, seqs: list[int], *, recheck: bool = False) -> None:
         """Mark messages that a consumer no longer needs; without other consumers they are removed with the frame."""
         self._needs_recheck = self._needs_recheck or recheck
-        self._acked_seqs += seqs
+        self.acked_seqs += seqs
         self._stream.mark_dirty()
 
     def recheck(self, subject_filter: Filter | None = None) -> None:
         """Look again at the messages that match the filter of a consumer, which is gone or has changed."""
         log, config = self._log, self._stream.config
         if next(iter(self._consumers), None) is None and config.retention != "workqueue":
-            self._acked_seqs.clear()
-            self._next_seqs.clear()
+            self.acked_seqs.clear()
+            self.backlog.clear()
             log.remove_below(log.last_seq + 1)
             self._on_finished()
         elif log.messages:
             if subject_filter is None:
-                self._next_seqs.clear()
-            if None in self._next_seqs:
+                self.backlog.clear()
+            if None in self.backlog:
                 subject_filter = None
-            self._next_seqs[subject_filter] = log.first_seq
+            self.backlog[subject_filter] = log.first_seq
             if log.journaled and not self._is_recorded:
                 self._is_recorded = True
                 self._metadata.put(sweep_key(log.ident), b"")
@@ -105,25 +103,25 @@ class InterestSweep:
             self.recheck()
 
     def _on_finished(self) -> None:
-        self._next_seqs.clear()
+        self.backlog.clear()
         if self._is_recorded:
             self._is_recorded = False
             self._metadata.delete(sweep_key(self._log.ident))
 
     def run(self) -> None:
         """Remove what was acknowledged and is not needed, and one slice of what has to be looked at again."""
-        if not (self._acked_seqs or self._next_seqs) or self._stream.closed:
+        if not (self.acked_seqs or self.backlog) or self._stream.closed:
             return
         config = self._stream.config
         if config.retention == "limits":  # since an update; nothing is removed for lack of interest
-            self._acked_seqs.clear()
+            self.acked_seqs.clear()
             self._on_finished()
             return
         self.remove_acked()
-        if self._next_seqs:
+        if self.backlog:
             unneeded = self._find_unneeded(self._take_slice(), recheck=True)
             self._remove(self._find_acked(unneeded) if config.retention == "workqueue" else unneeded)
-            if not self._next_seqs:
+            if not self.backlog:
                 self._on_finished()
 
     def remove_acked(self) -> None:
@@ -132,10 +130,10 @@ class InterestSweep:
         Also called before a consumer is deleted: later nothing would show that the others did not acknowledge it.
         """
         config = self._stream.config
-        if not self._acked_seqs or self._stream.closed or config.retention == "limits":
+        if not self.acked_seqs or self._stream.closed or config.retention == "limits":
             return
-        seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
-        self._acked_seqs.clear()
+        seqs = np.array(sorted(set(self.acked_seqs)), dtype=np.uint64)
+        self.acked_seqs.clear()
         recheck, self._needs_recheck = self._needs_recheck, False
         self._remove(self._find_unneeded(seqs, recheck=recheck))
 
@@ -146,7 +144,7 @@ class InterestSweep:
     def _take_slice(self) -> Seqs:
         """Return the next messages to look at again."""
         log = self._log
-        subject_filter, start = next(iter(self._next_seqs.items()))
+        subject_filter, start = next(iter(self.backlog.items()))
         start = max(start, log.first_seq)
         end = start + _SLICE_SEQS - 1
         seqs = log.find_seqs(subject_filter, start, min(end, log.last_seq))
@@ -156,9 +154,9 @@ class InterestSweep:
             end = int(seqs[-1])
         following = log.find_next(subject_filter, end + 1)
         if following:
-            self._next_seqs[subject_filter] = following
+            self.backlog[subject_filter] = following
         else:
-            del self._next_seqs[subject_filter]
+            del self.backlog[subject_filter]
         return seqs
 
     def _find_unneeded(self, seqs: Seqs, *, recheck: bool) -> Seqs:
