@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from .test_sourcing_migration import SECOND, D, Migration
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    for made in Migration.made:
-        made.pair.close()
-    Migration.made.clear()
+from .test_sourcing_migration import ended as ended  # closes both servers after each test
 
 
 @pytest.mark.parametrize("change", ["source removed", "stream deleted"])

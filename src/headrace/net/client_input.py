@@ -156,7 +156,7 @@ class ClientInput(asyncio.BufferedProtocol):
 
     def _get_slice_s(self) -> float:
         """Return how long to parse now: a moment if others wait for their turn already."""
-        return min(SHARED_SLICE_S, INPUT_SLICE_S) if self._context.input_queue else INPUT_SLICE_S
+        return SHARED_SLICE_S if self._context.input_queue else INPUT_SLICE_S
 
     def _parse_rest(self) -> None:
         """Parse the next slice of what was received before."""

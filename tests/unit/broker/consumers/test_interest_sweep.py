@@ -53,6 +53,16 @@ class Scene:
             self.client.publish(subject, b"x")
         self.box.run()
 
+    def publish_to_copy(self, subject: bytes, count: int) -> None:
+        """Publish the first messages, and acknowledge them for the copy."""
+        self.client.send(b"SUB copy 9\r\n")
+        self.publish(subject, count)
+        self.box.advance(2 * SECOND)
+        request = next(each for each in self.client.take() if each.reply.startswith(b"$JS.FC."))
+        header = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n" % (count, count)
+        self.client.send(b"HPUB %s %d %d\r\n%s\r\n" % (request.reply, len(header), len(header), header))
+        self.box.run()
+
     def fetch(self, name: str, count: int = 9) -> list[bytes]:
         """Return the ack subjects of the messages that a consumer delivers now."""
         self.client.send(b"SUB fetched 7\r\n")
@@ -108,13 +118,7 @@ def test_a_copy_that_reconnects_leaves_its_messages_to_a_worker_that_is_replaced
     scene.create("W", filter_subject="s.a")
     scene.create("W2", filter_subject="s.b")
     scene.create_for_copy("s.a")
-    scene.client.send(b"SUB copy 9\r\n")
-    scene.publish(b"s.a", 4)
-    scene.box.advance(2 * SECOND)
-    request = next(each for each in scene.client.take() if each.reply.startswith(b"$JS.FC."))
-    header = b"NATS/1.0\r\nNats-Last-Consumer: 4\r\nNats-Last-Stream: 4\r\n\r\n"
-    scene.client.send(b"HPUB %s %d %d\r\n%s\r\n" % (request.reply, len(header), len(header), header))
-    scene.box.run()
+    scene.publish_to_copy(b"s.a", 4)
     scene.api("CONSUMER.DELETE.S.W")
     scene.create_for_copy("s.a")
     scene.create("W", filter_subject="s.a")
@@ -259,13 +263,7 @@ class TestWorkQueue:
         scene = Scene("workqueue")
         scene.create("W")
         scene.create_for_copy()
-        scene.client.send(b"SUB copy 9\r\n")
-        scene.publish(b"s.a", 4)
-        scene.box.advance(2 * SECOND)
-        request = next(each for each in scene.client.take() if each.reply.startswith(b"$JS.FC."))
-        header = b"NATS/1.0\r\nNats-Last-Consumer: 4\r\nNats-Last-Stream: 4\r\n\r\n"
-        scene.client.send(b"HPUB %s %d %d\r\n%s\r\n" % (request.reply, len(header), len(header), header))
-        scene.box.run()
+        scene.publish_to_copy(b"s.a", 4)
         assert scene.api("CONSUMER.INFO.S.COPY")["ack_floor"]["stream_seq"] == 4
         scene.api("CONSUMER.DELETE.S.W")
         assert scene.count() == 4
