@@ -231,7 +231,7 @@ class ConsumerSet:
         Returns whether there are more to look at, after a consumer was deleted or changed.
         """
         interest_sweep = self._interest_sweep
-        if not interest_sweep.acked_seqs and not interest_sweep.backlog:  # this runs for every direct get
+        if not interest_sweep.acked_seqs and not interest_sweep.backlog:  # this runs for every commit
             return False
         interest_sweep.run()
         return bool(interest_sweep.backlog)

@@ -135,17 +135,20 @@ class Retention:
     def enforce(self) -> None:
         """Remove acknowledged and expired messages and enforce limits, before state is shown.
 
-        A backlog larger than a slice is left to the sweep, which runs on.
+        A commit has done so already, unless the stream has changed since. A backlog larger than a slice is left to the
+        sweep, which runs on.
         """
         if self._next_expiry_ns != _NO_DEADLINE:
             self.expire_slice(self._clock.wall_ns())
-        self.apply_limits()
+        stream = self._stream
+        if stream.fast_path.dirty:
+            self.apply_limits()
 
     def apply_limits(self) -> None:
         """Remove acknowledged messages, and the oldest ones beyond the limits, at most a slice of them."""
         if self._consumer_set.remove_acked():
             self._schedule_sweep()
-        log = self._log  # the checks of `is_over_limit`, inline: this runs for every direct get
+        log = self._log  # the checks of `is_over_limit`, inline: this runs for every commit
         if 0 < self._messages_max < log.messages or 0 < self._bytes_max < log.bytes or self._subject_trim_seq:
             self._apply_slice()
             if self.is_over_limit():
@@ -318,7 +321,7 @@ class Retention:
         log = self._log
         before = (log.messages, log.last_seq)
         self.expire_due(self._clock.wall_ns())
-        self.enforce()
+        self.apply_limits()
         while self.is_over_limit():
             self._apply_slice()
         if (log.messages, log.last_seq) != before:
@@ -328,8 +331,8 @@ class Retention:
 
     def iter_enforce(self) -> Iterator[None]:
         """Enforce a new configuration: yield until the sweep has removed everything beyond it."""
-        self.enforce()
         self._stream.mark_dirty()
+        self.enforce()
         while not self._stream.closed and (
             self.is_over_limit() or self._next_expiry_ns <= self._clock.wall_ns()
         ):
