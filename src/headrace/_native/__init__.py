@@ -16,6 +16,7 @@ __all__ = [
     "KEY_EXACT",
     "KEY_PARENT",
     "KEY_TWO_TOKENS",
+    "AccountClock",
     "ByteBudget",
     "ClientState",
     "DedupWindow",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from headrace._native.account_clock import AccountClock
     from headrace._native.crc32 import crc32
     from headrace._native.deliveries import collect_subjects, encode_deliveries, split_ack_subject
     from headrace._native.direct_get import encode_last_by_subject, encode_replies, encode_reply
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from headrace._native.publish_fastpath import PendingReplies, PublishFastPath
 
 _EXPORTS = {
+    "account_clock": ("AccountClock",),
     "direct_get": ("encode_reply", "encode_replies", "encode_last_by_subject"),
     "ingest_state": ("ByteBudget", "OpenBatch", "DedupWindow", "parse_nats_headers"),
     "crc32": ("crc32",),

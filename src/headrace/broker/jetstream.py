@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.broker.commit.account_clock import AccountClock
+from headrace._native import AccountClock
 from headrace.broker.commit.account_quota import AccountQuota
 from headrace.broker.commit.advisories import Advisories
 from headrace.broker.commit.disk_backpressure import DiskBackpressure

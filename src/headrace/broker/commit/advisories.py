@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from headrace.broker.commit.account_clock import AccountClock
+from headrace._native import AccountClock
 from headrace.broker.commit.group_commit import GroupCommit
 from headrace.broker.routing.router import SubjectRouter
 from headrace.broker.routing.session import Session

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from headrace.broker.commit.account_clock import AccountClock
+from headrace._native import AccountClock
 from headrace.broker.commit.jetstream_context import JetStreamContext
 from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.consumer_flush import ConsumerFlusher

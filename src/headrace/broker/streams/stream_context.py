@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace._native import PublishFastPath
-from headrace.broker.commit.account_clock import AccountClock
+from headrace._native import AccountClock, PublishFastPath
 from headrace.broker.commit.account_quota import AccountQuota
 from headrace.broker.commit.group_commit import GroupCommit
 from headrace.broker.commit.jetstream_context import JetStreamContext

@@ -1,4 +1,5 @@
-"""The times of one account: a different one for each message, and the wall clock.
+"""The times of one account in pure Python: a different one for each message, and the wall clock; the compiled version is
+`account_clock.pyx`.
 
 Owns the last time that was given to a message. Implements `MessageClock` of the publish fast path.
 """
@@ -14,17 +15,16 @@ _CLOCK_JUMP_NS = 1_000_000_000
 class AccountClock:
     """`now_ns` is for messages and events, `wall_ns` for comparisons with the time of day."""
 
-    __slots__ = ("_clock", "_last_ns", "wall_ns")
+    __slots__ = ("_last_ns", "wall_ns")
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
         self._last_ns = 0
         #: Returns the time of day.
         self.wall_ns = clock.now_ns
 
     def now_ns(self) -> int:
         """Return the time for a new message: never the same twice, so that a time identifies at most one message."""
-        now = self._clock.now_ns()
+        now = self.wall_ns()
         if self._last_ns - _CLOCK_JUMP_NS < now <= self._last_ns:
             now = self._last_ns + 1
         self._last_ns = now

@@ -1,0 +1,1 @@
+from headrace._native.account_clock_pure import AccountClock as AccountClock
