@@ -130,6 +130,9 @@ class ClientInput(asyncio.BufferedProtocol):
         elif self._unparsed is not None:
             self._unparsed += memoryview(data)[:size]
             return
+        elif self._context.input_queue.is_turn_over():
+            self._unparsed = bytearray(memoryview(data)[:size])
+            return
         try:
             if greeting is not None or size <= PIECE_BYTES_MIN:
                 self._parser.feed(data, size)

@@ -13,18 +13,21 @@ from time import perf_counter
 
 #: How long the calls of one queue may take in one turn.
 SLICE_S = 0.002
+#: How long one turn may do work of the same kind that does not wait in the queue.
+TURN_S = 0.004
 
 
 class TurnQueue:
     """Calls of one kind."""
 
-    __slots__ = ("_calls", "_is_scheduled", "_loop", "_used_s")
+    __slots__ = ("_calls", "_is_scheduled", "_loop", "_turn_end_s", "_used_s")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._calls: deque[Callable[[], None]] = deque()
         self._used_s = 0.0
         self._is_scheduled = False
+        self._turn_end_s = 0.0
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -43,6 +46,17 @@ class TurnQueue:
         started_s = perf_counter()
         call()
         self._used_s += perf_counter() - started_s
+
+    def is_turn_over(self) -> bool:
+        """Return whether this turn has lasted long since the first time that it was asked, so that work should wait."""
+        if self._turn_end_s:
+            return perf_counter() > self._turn_end_s
+        self._turn_end_s = perf_counter() + TURN_S
+        self._loop.call_soon(self._on_next_turn)
+        return False
+
+    def _on_next_turn(self) -> None:
+        self._turn_end_s = 0.0
 
     def _schedule(self) -> None:
         if not self._is_scheduled:

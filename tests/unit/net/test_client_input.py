@@ -11,7 +11,7 @@ import pytest
 
 from headrace import Server
 from headrace.config.options import WebSocketOptions
-from headrace.net import client_input
+from headrace.net import client_input, turn_queue
 from headrace.net.client_input import INPUT_SLICE_S, PIECE_BYTES_MIN, PIECE_S, ClientInput, feed_slice
 
 
@@ -84,6 +84,32 @@ async def test_everything_arrives_in_order_across_slices(
                 await receiver.readline()
         writer.close()
         sender.close()
+
+
+async def test_clients_that_send_at_the_same_time_share_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no time for a turn, the input of all clients but the first waits in the queue."""
+    monkeypatch.setattr(turn_queue, "TURN_S", 0.0)
+    waiting = list[bytes]()
+    parse_rest = ClientInput._parse_rest
+
+    def record(self: ClientInput) -> None:
+        waiting.append(bytes(self._unparsed or b""))
+        parse_rest(self)
+
+    monkeypatch.setattr(ClientInput, "_parse_rest", record)
+    async with Server() as server:
+        clients = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(50)]
+        for number, (_, writer) in enumerate(clients):
+            writer.write(b'CONNECT {"verbose":false}\r\nSUB numbers.* %d\r\nPING\r\n' % number)
+        async with asyncio.timeout(30):
+            for reader, _ in clients:
+                await reader.readuntil(b"PONG\r\n")
+            clients[0][1].write(b"PUB numbers.1 2\r\nok\r\n")
+            for number, (reader, _) in enumerate(clients):
+                assert await reader.readline() == b"MSG numbers.1 %d 2\r\n" % number
+        for _, writer in clients:
+            writer.close()
+    assert any(b"SUB" in each for each in waiting)
 
 
 def encode_frame(opcode: int, payload: bytes, *, compressed: bool = False) -> bytes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
+import pytest
+
+from headrace.net import turn_queue
 from headrace.net.turn_queue import SLICE_S, TurnQueue
 
 
@@ -58,3 +61,13 @@ async def test_a_call_that_fails_does_not_stop_the_others() -> None:
         await asyncio.sleep(0)
     assert made == [2]
     assert isinstance(errors[0], ZeroDivisionError)
+
+
+async def test_a_turn_is_over_after_a_while_and_the_next_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_queue, "TURN_S", SLICE_S)
+    queue = TurnQueue(asyncio.get_running_loop())
+    assert not queue.is_turn_over()
+    burn()
+    assert queue.is_turn_over()
+    await asyncio.sleep(0)
+    assert not queue.is_turn_over()
