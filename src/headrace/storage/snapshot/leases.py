@@ -146,7 +146,9 @@ def _iter_make(store: Store, log: StreamLog, name: str, now_ns: int, expires_ns:
     path = f"{FOLDER}/{name}/{manifests.FILE_NAME}"
     data = manifest.encode(name for name in store.checkpointer.features if name.startswith(SEGMENTS))
     yield
-    disk.run([("create", path, 0), ("write", path, 0, data)])
+    # The rename closes the file. Nobody syncs it, so it would stay open and be synced in the way of other writes.
+    unnamed = f"{path}.new"
+    disk.run([("create", unnamed, 0), ("write", unnamed, 0, data), ("rename", unnamed, path)])
     return SnapshotPin(name, frame, manifest)
 
 

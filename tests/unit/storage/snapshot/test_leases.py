@@ -6,6 +6,7 @@ import pytest
 
 import headrace
 from headrace.errors import CorruptData, StoreError
+from headrace.storage.io import file_handles
 from headrace.storage.io.readonly_disk import ReadonlyDisk
 from headrace.storage.snapshot import leases
 from headrace.storage.snapshot.arrow import ArrowLayout
@@ -51,6 +52,19 @@ def test_all_admitted_messages_are_in_it(opened):
 def test_an_empty_stream_has_an_empty_pin(opened):
     held = leases.create_pin(opened.store, opened.log, 60, NOW)
     assert read(opened, held.id) == []
+
+
+def test_pins_keep_no_file_open_that_somebody_would_have_to_sync(opened, monkeypatch):
+    opened.append(50)
+    opened.checkpoint()
+    opened.disk.drain()
+    open_before = len(opened.disk._handles)
+    synced = []
+    monkeypatch.setattr(file_handles, "_fdatasync", synced.append)
+    for _ in range(20):
+        leases.create_pin(opened.store, opened.log, 60, NOW)
+    assert len(opened.disk._handles) == open_before
+    assert synced == []
 
 
 @pytest.mark.parametrize("seed", range(6))
