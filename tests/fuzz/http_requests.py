@@ -79,7 +79,10 @@ def check(case: Case) -> None:
         return
     assert len(whole.body) <= BODY_BYTES_MAX
     head = case.data.lower().replace(b"\r", b"\n").split(b"\n\n")[0]
-    names = [line.partition(b":")[0].strip() for line in head.split(b"\n")[1:]]
+    lines = [
+        line for line in head.split(b"\n")[1:] if not line.startswith((b" ", b"\t"))
+    ]  # others continue a value
+    names = [line.partition(b":")[0].strip() for line in lines]
     for name in _SINGLE:
         assert names.count(name.encode()) <= 1, f"{name} is there twice"
 
