@@ -39,9 +39,9 @@ class PortionedGc:
     def start(self) -> None:
         """Freeze what exists and begin, even if collection was disabled.
 
-        From Python 3.14 on collections are incremental, and nothing else is done.
+        Nothing is collected first: there is hardly any garbage after a start, and clients may be waiting already. From
+        Python 3.14 on collections are incremental, and nothing else is done.
         """
-        gc.collect()
         gc.freeze()
         gc.enable()
         if sys.version_info < (3, 14):
