@@ -32,6 +32,7 @@ from headrace.broker.streams import (
     atomic_commit_checks,
     counters,
     fast_ingest,
+    purge,
     retention,
     schedules,
     ttl,
@@ -128,8 +129,8 @@ def a_batch_over_two_frames(patch: Patch) -> None:
 
 def lifetimes_forgotten_at_a_restart(patch: Patch) -> None:
     def start(old: Any) -> Any:
-        def forget(self: Any, log: Any, now_ns: int) -> None:
-            old(self, log, now_ns)
+        def forget(self: Any, log: Any) -> None:
+            old(self, log)
             self._runs = {}
 
         return forget
@@ -191,11 +192,7 @@ def one_too_many_dropped(patch: Patch) -> None:
 
 
 def purge_ignores_its_filter(patch: Patch) -> None:
-    patch(
-        retention.Retention,
-        "_purge",
-        lambda old: lambda self, pattern, seq, keep: old(self, b"", seq, keep),
-    )
+    patch(purge, "iter_slices", lambda old: lambda stream, pattern, seq, keep: old(stream, b"", seq, keep))
 
 
 def two_kept_of_a_subject(patch: Patch) -> None:

@@ -71,9 +71,9 @@ class Caught(NamedTuple):
 
 def hunt(mutant: Mutant) -> Caught:
     """Plant a bug in this process and run trials until one detects it."""
-    mutant.plant(Patch())
     started, done = time.monotonic(), 0
     try:
+        mutant.plant(Patch())
         for trial in mutant.trials:
             for count in trial():
                 done += count
