@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -14,8 +15,10 @@ from headrace.reader import http_snapshot, stream_admin
 from headrace.reader.backends import PinnedBackend, ServerBackend
 from headrace.reader.batch_cast import SeqRange
 from headrace.reader.claim_lease import ClaimReaderLease, lease_once
+from headrace.reader.direct_get_decode import StoredMessage
 from headrace.reader.http_snapshot import PinAccess
 from headrace.reader.last_per_subject import plan_by_seq, plan_by_subject
+from headrace.reader.leader_reader import LeaderReader
 from headrace.reader.options import ReadOptions
 from headrace.reader.partitions import (
     Partition,
@@ -24,6 +27,7 @@ from headrace.reader.partitions import (
     read_partition,
     split_range,
 )
+from headrace.reader.range_reader import ask_leader
 from headrace.reader.read_method import ReadMethod, choose_method
 from headrace.reader.read_source import Backend, ReadSource
 from headrace.reader.snapshot_reader import DiskPin, PinFiles
@@ -43,6 +47,9 @@ class _BrokerSource(ReadSource):
 
     def find_seq_at_time(self, time_ns: int) -> int | None:
         return stream_admin.find_seq_at_time(self.options, time_ns)
+
+    def find_message(self, seq: int) -> StoredMessage | None:
+        return ask_leader(self.options, partial(LeaderReader.find_message, at=seq))
 
     def find_key_prefix(self, stream_info: StreamInfo) -> str:
         return stream_admin.find_key_prefix(self.options, stream_info)

@@ -136,12 +136,16 @@ class LeaderReader:
 
     def next_seq(self, at: int) -> int:
         """Return the first message of the query's subjects from `at` on; 0 if there is none."""
-        wanted = {"next_by_subj": self._options.subject or ">", "seq": at}
+        message = self.find_message(at, self._options.subject or ">")
+        return message.seq if message is not None else 0
+
+    def find_message(self, at: int, subject: str = ">") -> StoredMessage | None:
+        """Return the first message of these subjects from `at` on; None if there is none."""
+        wanted = {"next_by_subj": subject, "seq": at}
         try:
-            message = self._parse_reply(self._link.request(self._subject, wanted).payload)
+            return self._parse_reply(self._link.request(self._subject, wanted).payload)
         except ServerRejected as error:
             raise self._permission_error(error) from error
-        return message.seq if message is not None else 0
 
     def last_seq(self) -> int:
         """Return the last sequence that the stream has assigned."""

@@ -15,6 +15,7 @@ from headrace.reader import stream_admin
 from headrace.reader.backends import SnapshotBackend
 from headrace.reader.batch_cast import SeqRange
 from headrace.reader.claim_lease import ClaimReaderLease
+from headrace.reader.direct_get_decode import StoredMessage
 from headrace.reader.last_per_subject import plan_by_seq
 from headrace.reader.options import ReadOptions
 from headrace.reader.partitions import Partition, SnapshotPartition, read_partition, split_range
@@ -64,6 +65,20 @@ class OfflineSource(ReadSource):
             for batch in snapshot.batches(Selection(first_ns=time_ns), ArrowLayout(("seq",))):
                 if batch.num_rows:
                     return int(batch.column(0)[0].as_py())
+        finally:
+            snapshot.close()
+        return None
+
+    def find_message(self, seq: int) -> StoredMessage | None:
+        snapshot = self._locate(self.pin()).open_uncached()
+        layout = ArrowLayout(("seq", "time", "subject", "data"))
+        try:
+            for batch in snapshot.batches(Selection(first_seq=seq), layout, 1):
+                if batch.num_rows:
+                    at, time, subject, data = (column[0] for column in batch.columns)
+                    return StoredMessage(
+                        at.as_py(), time.value, subject.as_py().encode(), b"", bytes(data.as_py())
+                    )
         finally:
             snapshot.close()
         return None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.reader.batch_cast import SeqRange
     from headrace.reader.claim_lease import ClaimReaderLease
+    from headrace.reader.direct_get_decode import StoredMessage
     from headrace.reader.partitions import Partition
     from headrace.reader.stream_admin import StreamInfo
     from headrace.storage.snapshot.open_snapshot import ArrowLayout
@@ -64,6 +65,9 @@ class ReadSource(Protocol):
 
     def get_info(self) -> StreamInfo: ...
     def find_seq_at_time(self, time_ns: int) -> int | None: ...
+    def find_message(self, seq: int) -> StoredMessage | None:
+        """Return the first message from `seq` on; raise StreamError if this user may not read it."""
+
     def find_key_prefix(self, stream_info: StreamInfo) -> str:
         """Return the prefix of the subjects of a bucket's keys."""
 

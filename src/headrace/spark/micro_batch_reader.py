@@ -39,6 +39,7 @@ from headrace.spark.pyspark_compat import (
     SupportsTriggerAvailableNow,
 )
 from headrace.spark.queue_acker import QueueAcker
+from headrace.spark.stream_identity import IdentityChecker
 
 _POLL_S = 0.02
 
@@ -57,6 +58,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         self.options = options
         self.schema = schema
         self._source: ReadSource | None = None
+        self._identity_checker: IdentityChecker | None = None
         self._last_info: StreamInfo | None = None
         self._available_now_end: int | None = None
         #: The newest offset that Spark knows; PySpark does not pass the start of a batch before 4.2.
@@ -79,6 +81,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         if self.options.starting == LAST_PER_SUBJECT and stream_info.messages:
             start_offset = replace(start_offset, last_per_subject_seq=start_offset.next_seq - 1)
         self._extend_lease(start_offset)
+        start_offset = self._get_identity_checker().add_anchors(start_offset, stream_info)
         self._newest_offset = start_offset.to_json()
         return self._newest_offset
 
@@ -103,33 +106,36 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         if known_start is None:  # a restart with a PySpark that does not pass it
             stream_info = self._fetch_info()
             return make_offset(stream_info, stream_info.next_seq).to_json()
-        position = Offset.from_json(known_start, self.options)
+        position = Offset.from_json(known_start)
         if position.last_per_subject_seq:
             # The first batch is not split by any limit.
             return position.with_next_seq(position.next_seq, self._pin_for(position.next_seq)).to_json()
         if start is not None:
             self._on_batch_finished(position)
         stream_info = self._wait_for_data(position)
-        start_offset = start_after_loss(position, stream_info, self.options)
+        start_offset = start_after_loss(self._recognize(position), stream_info, self.options)
         self._extend_lease(start_offset)
         end = self._apply_limit(start_offset.next_seq, stream_info, limit)
         if end <= start_offset.next_seq and start_offset == position:
             return known_start
         self._last_batch_s = time.monotonic()
-        return start_offset.with_next_seq(end, self._pin_for(end)).to_json()
+        end_offset = start_offset.with_next_seq(end, self._pin_for(end))
+        return self._get_identity_checker().add_anchors(end_offset, stream_info).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return make_offset(self._last_info, self._last_info.next_seq).to_json() if self._last_info else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._newest_offset = end
-        end_offset = Offset.from_json(end, self.options)
-        start_offset = restore_initial_offset(Offset.from_json(start, self.options), end_offset)
+        end_offset = Offset.from_json(end)
+        start_offset = restore_initial_offset(Offset.from_json(start), end_offset)
         if start_offset.identity == end_offset.identity and self._is_still_pinned(end_offset.pin):
             # The data that the batch was planned on is pinned, whatever has happened to the stream since.
             self._extend_lease(start_offset)
             return self._plan_batch(start_offset, end_offset, start_offset.next_seq, end_offset.pin)
         stream_info = self._fetch_info()
+        end_offset = self._recognize(end_offset)
+        start_offset = restore_initial_offset(self._recognize(start_offset), end_offset)
         start_offset = start_after_loss(start_offset, stream_info, self.options)
         self._extend_lease(start_offset)
         end_offset = end_after_loss(end_offset, stream_info, self.options)
@@ -151,7 +157,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         return self._get_source().read(partition.value, self.schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._on_batch_finished(Offset.from_json(end, self.options))
+        self._on_batch_finished(Offset.from_json(end))
 
     def stop(self) -> None:
         """Stop renewing the claim lease.
@@ -168,12 +174,22 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
             self._source = open_source(self.options)
         return self._source
 
+    def _get_identity_checker(self) -> IdentityChecker:
+        if self._identity_checker is None:
+            self._identity_checker = IdentityChecker(self._get_source())
+        return self._identity_checker
+
+    def _recognize(self, position: Offset) -> Offset:
+        """Return the position with the stream's current identity, if it is a position in this stream."""
+        return self._get_identity_checker().recognize(position, self._last_info or self._fetch_info())
+
     def _fetch_info(self) -> StreamInfo:
         previous, self._last_info = self._last_info, self._get_source().get_info()
         if previous is not None and not _is_continuation(previous, self._last_info):
             # The pins are of the previous stream; its consumer is gone too, or must start again.
             self._pin_ends.clear()
             self._acker = None
+            self._get_identity_checker().reset()
         self._ensure_acker(self._last_info)
         return self._last_info
 
@@ -195,7 +211,9 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         )
         while True:
             stream_info = self._fetch_info()
-            if stream_info.next_seq != position.next_seq or stream_info.identity != position.identity:
+            if stream_info.next_seq != position.next_seq:
+                return stream_info
+            if self._recognize(position).identity != stream_info.identity:
                 return stream_info
             if time.monotonic() >= deadline:
                 return stream_info
@@ -245,6 +263,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def _on_batch_finished(self, position: Offset) -> None:
         """Release everything below this position: Spark will not ask for it again."""
+        position = self._recognize(position)
         stream_info = self._last_info or self._fetch_info()
         if position.identity != stream_info.identity:
             # Nothing of the current stream has been read.

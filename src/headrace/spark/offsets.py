@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import DataLoss, HeadraceError
+from headrace.reader.fingerprint import Fingerprint
 from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, ReadOptions
 from headrace.reader.stream_admin import StreamInfo
 
@@ -27,7 +28,8 @@ class Offset:
 
     A batch that starts at an offset with `last_per_subject_seq` has the last message of each subject up to that
     sequence. `start_seq` is the first sequence that the query could read of this stream; if a checkpoint does not have
-    it, it is the position from which the query continues.
+    it, it is the position from which the query continues. `anchors` are messages of the stream, by which a copy of it is
+    recognized.
     """
 
     stream: str
@@ -36,6 +38,7 @@ class Offset:
     pin: str = ""
     last_per_subject_seq: int = 0
     start_seq: int = 0
+    anchors: tuple[Fingerprint, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         fields = {
@@ -44,20 +47,20 @@ class Offset:
             "identity": self.identity,
             "next_seq": self.next_seq,
         }
-        optional_fields = {"pin": self.pin, "newest": self.last_per_subject_seq, "began": self.start_seq}
+        optional_fields = {
+            "pin": self.pin,
+            "newest": self.last_per_subject_seq,
+            "began": self.start_seq,
+            "anchors": [str(each) for each in self.anchors],
+        }
         return {**fields, **{name: value for name, value in optional_fields.items() if value}}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any], options: ReadOptions) -> Offset:
+    def from_json(cls, value: dict[str, Any]) -> Offset:
         if value.get("v") != VERSION:
             raise HeadraceError(
                 f"the checkpoint has an offset in another format: {value}; use the version that wrote it, "
                 "or a new checkpointLocation"
-            )
-        if value["stream"] != options.stream:
-            raise HeadraceError(
-                f"the checkpoint belongs to stream {value['stream']!r}, but the query reads {options.stream!r}; "
-                "use another checkpointLocation"
             )
         return cls(
             value["stream"],
@@ -66,6 +69,7 @@ class Offset:
             value.get("pin", ""),
             int(value.get("newest", 0)),
             int(value.get("began", value["next_seq"])),
+            tuple(Fingerprint.parse(text) for text in value.get("anchors", ())),
         )
 
     def with_next_seq(self, next_seq: int, pin: str = "") -> Offset:
@@ -107,7 +111,8 @@ def start_after_loss(start: Offset, stream_info: StreamInfo, options: ReadOption
     if start.identity != stream_info.identity:
         _report_loss(
             options,
-            f"stream {stream_info.name!r} is not the one in the checkpoint: it was deleted and created again. "
+            f"stream {stream_info.name!r} is not the one in the checkpoint: it was deleted and created again, or it "
+            "is a copy that lacks the messages by which the checkpoint recognizes it, such as a mirror that lags. "
             f"Messages of the old stream from sequence {start.next_seq} on are lost",
         )
         return _make_first_offset(stream_info)
@@ -117,7 +122,7 @@ def start_after_loss(start: Offset, stream_info: StreamInfo, options: ReadOption
             f"stream {stream_info.name!r} ends at sequence {stream_info.next_seq - 1}, but the query has read up to "
             f"{start.next_seq - 1}: the server lost its newest messages",
         )
-        return start.with_next_seq(stream_info.next_seq)
+        return replace(start.with_next_seq(stream_info.next_seq), anchors=())
     if start.next_seq < stream_info.first_seq and stream_info.retention == "limits":
         _report_loss(
             options,

@@ -16,7 +16,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-_SCHEMA = "epoch bigint, stream string, identity string, first_seq bigint, end_seq bigint, recorded timestamp"
+_SCHEMA = (
+    "epoch bigint, stream string, identity string, first_seq bigint, end_seq bigint, anchors string, "
+    "recorded timestamp"
+)
 _RANGES_FOLDER = "_headrace"
 
 
@@ -24,7 +27,8 @@ _RANGES_FOLDER = "_headrace"
 class Landed:
     """One epoch of a landing: sequences from `first_seq` (included) to `end_seq` (excluded).
 
-    The first epoch begins at 0 if it is no longer known where the stream began then.
+    The first epoch begins at 0 if it is no longer known where the stream began then. `anchors` are fingerprints of
+    messages, separated by spaces; records of earlier versions have none.
     """
 
     epoch: int
@@ -32,6 +36,7 @@ class Landed:
     identity: str
     first_seq: int
     end_seq: int
+    anchors: str | None = None
 
 
 def ranges_folder(target: str, checkpoint: str, *, is_table: bool = False) -> str:
@@ -54,8 +59,9 @@ def record_epochs(spark: SparkSession, folder: str, checkpoint: str, start_seq: 
     new: list[Landed] = []
     for epoch, offset in _read_finished_epochs(spark, checkpoint):
         if epoch > last:
-            new.append(Landed(epoch, offset["stream"], offset["identity"], end, int(offset["next_seq"])))
-            end = new[-1].end_seq
+            next_seq, anchors = int(offset["next_seq"]), " ".join(offset.get("anchors", ()))
+            new.append(Landed(epoch, offset["stream"], offset["identity"], end, next_seq, anchors))
+            end = next_seq
     if new:
         df = spark.createDataFrame([asdict(each) for each in new], _SCHEMA.rpartition(",")[0])
         df = df.withColumn("recorded", f.current_timestamp())

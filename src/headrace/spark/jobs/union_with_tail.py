@@ -11,11 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from headrace.errors import DataLoss
+from headrace.reader.fingerprint import Fingerprint, has_same_content
 from headrace.reader.open_source import open_source
 from headrace.reader.options import parse_read_options
+from headrace.reader.read_source import ReadSource
+from headrace.reader.stream_admin import StreamInfo
 from headrace.spark.jobs.job_result import OptionMap
 from headrace.spark.jobs.landing import default_checkpoint
-from headrace.spark.jobs.landing_log import landed_ranges, ranges_folder
+from headrace.spark.jobs.landing_log import Landed, landed_ranges, ranges_folder
 
 
 def read_with_tail(
@@ -31,19 +34,18 @@ def read_with_tail(
     table = spark.read.table(target) if is_table else spark.read.format(table_format).load(target)
     folder = ranges_folder(target, checkpoint or default_checkpoint(target), is_table=is_table)
     ranges = landed_ranges(spark, folder)
-    if ranges:
-        end, identity = ranges[-1].end_seq, ranges[-1].identity
-    else:
-        end, identity = (table.agg(f.max("seq")).collect()[0][0] or 0) + 1, ""
-    _check_continuity(source, end, identity)
+    last = ranges[-1] if ranges else None
+    end = last.end_seq if last else (table.agg(f.max("seq")).collect()[0][0] or 0) + 1
+    _check_continuity(source, end, last)
     tail = spark.read.format("headrace").options(**{**source, "starting": end}).load()
     return table.where(f.col("seq") < end).select(*tail.columns).unionByName(tail)
 
 
-def _check_continuity(source: OptionMap, end: int, identity: str) -> None:
+def _check_continuity(source: OptionMap, end: int, last: Landed | None) -> None:
     options = parse_read_options({name: str(value) for name, value in source.items()})
-    stream_info = open_source(options).get_info()
-    if identity and identity != stream_info.identity:
+    read_source = open_source(options)
+    stream_info = read_source.get_info()
+    if last is not None and not _is_same_stream(read_source, stream_info, last):
         raise DataLoss(
             f"stream {stream_info.name!r} is not the one that was landed: it was deleted and created again; "
             "land it into another table"
@@ -53,3 +55,11 @@ def _check_continuity(source: OptionMap, end: int, identity: str) -> None:
             f"the table ends at sequence {end - 1} and stream {stream_info.name!r} starts at {stream_info.first_seq}: the "
             "messages in between were removed before they were landed. To read without them, set failOnDataLoss=false"
         )
+
+
+def _is_same_stream(read_source: ReadSource, stream_info: StreamInfo, last: Landed) -> bool:
+    """Return whether the stream is the landed one, or a copy of it with the same messages."""
+    if last.identity == stream_info.identity:
+        return True
+    anchors = [Fingerprint.parse(text) for text in (last.anchors or "").split()]
+    return bool(has_same_content(anchors, read_source.find_message))
