@@ -220,3 +220,47 @@ def test_what_is_wrong_with_a_bucket_is_said(ours: Broker, spark: SparkSession) 
         load(spark, ours, "nothing").collect()
     with pytest.raises(PySparkException, match="option `mode`: 'all' is not one of table, history"):
         load(spark, ours, "nothing", mode="all").collect()
+
+
+def read_table(broker: Broker, name: str, **options: str) -> list[tuple[str, int, bytes]]:
+    """Return key, revision and value of a table, sorted; keys are not removed if they are there twice."""
+    reader = KvDataSource({"servers": broker.url, "bucket": name, **options}).reader(KV_SCHEMA)
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    return sorted((row["key"], row["revision"], row["value"]) for row in rows)
+
+
+@pytest.mark.parametrize("history", [1, 10])
+@pytest.mark.parametrize("allow_direct", [True, False], ids=["direct-get", "leader"])
+def test_a_table_is_the_same_whatever_the_number_of_tasks(
+    broker: Broker, name: str, history: int, allow_direct: bool
+) -> None:
+    bucket(broker, name, history, allow_direct=allow_direct)
+    changes(broker, name)
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.k{n}", b"", b"%d" % n) for n in range(40)])
+    ways = [{}, {"path": broker.path}, {"path": broker.web}] if broker.server.is_ours else [{}]
+    for given in ways:
+        for limits in ({}, {"starting": "8"}, {"ending": "20"}, {"ending": "99"}, {"keys": "k1"}):
+            options = {**given, **limits}
+            whole = read_table(broker, name, **options)
+            assert read_table(broker, name, minPartitions="4", **options) == whole, options
+    reader = KvDataSource({"servers": broker.url, "bucket": name, "minPartitions": "4"}).reader(KV_SCHEMA)
+    parts = list(reader.partitions())
+    assert len(parts) == 4
+    counts = [sum(batch.num_rows for batch in reader.read(part)) for part in parts]
+    assert sum(counts) == 43
+    assert max(counts) < 43
+
+
+@pytest.mark.parametrize("ending", ["latest", "99"])
+def test_keys_that_are_rewritten_are_not_missed_by_several_tasks(
+    broker: Broker, name: str, ending: str
+) -> None:
+    bucket(broker, name, 1)
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.k{n}", b"", b"old") for n in range(20)])
+    given = {"servers": broker.url, "bucket": name, "ending": ending, "minPartitions": "3"}
+    reader = KvDataSource(given).reader(KV_SCHEMA)
+    parts = list(reader.partitions())
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.k{n}", b"", b"new") for n in range(20)])
+    found = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+    assert sorted(row["key"] for row in found) == sorted(f"k{n}" for n in range(20))
+    assert {row["value"] for row in found} == {b"new"}

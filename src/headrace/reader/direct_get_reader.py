@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.reader.batch_cast import build_batch
+from headrace.reader.batch_cast import OPEN_END, build_batch
 from headrace.reader.blocking_connection import (
     BlockingConnection,
     ConnectionFailed,
@@ -35,10 +35,13 @@ _SUBJECTS_MAX = 128
 
 
 def read_last_per_subject(
-    options: ReadOptions, subjects: list[str], end: int, schema: pa.Schema
+    options: ReadOptions, subjects: list[str], end: int, schema: pa.Schema, *, is_open: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the last message below `end` of each given subject."""
-    for block in _read_last_blocks(options, subjects, end):
+    """Yield the last message below `end` of each given subject.
+
+    With `is_open`, messages from `end` on count too; a subject that gets one meanwhile may then be returned twice.
+    """
+    for block in _read_last_blocks(options, subjects, end, is_open=is_open):
         if len(block):
             yield build_batch(block.to_columns(schema.names, slice(0, len(block))), schema)
 
@@ -60,7 +63,9 @@ def _group(subjects: list[str]) -> Iterator[list[str]]:
     return (subjects[start : start + _SUBJECTS_MAX] for start in range(0, len(subjects), _SUBJECTS_MAX))
 
 
-def _read_last_blocks(options: ReadOptions, subjects: list[str], end: int) -> Iterator[ReplyBlock]:
+def _read_last_blocks(
+    options: ReadOptions, subjects: list[str], end: int, *, is_open: bool
+) -> Iterator[ReplyBlock]:
     """Yield the last messages.
 
     A reply counts only if its server has everything below `end`, which shows only in requests without an upper bound:
@@ -80,7 +85,7 @@ def _read_last_blocks(options: ReadOptions, subjects: list[str], end: int) -> It
         if not block.is_from(options.stream) or _parse_number(status, b"Nats-UpTo-Sequence: ") < end - 1:
             lag.wait()
             continue
-        in_range = block.first(int(np.searchsorted(block.seqs, end)))
+        in_range = block if is_open else block.first(int(np.searchsorted(block.seqs, end)))
         yield in_range
         left.difference_update(in_range.subjects())
         next_seq = int(block.seqs[-1]) + 1
@@ -88,6 +93,7 @@ def _read_last_blocks(options: ReadOptions, subjects: list[str], end: int) -> It
             if len(in_range) == len(block):
                 return
             break
+    end = OPEN_END if is_open else end
     for some in _group(sorted(left)):
         guesses = _guess_last_seqs(options, some, end)
         yield block_of(ask_leader(options, partial(LeaderReader.read_last, guesses=guesses, end=end)))

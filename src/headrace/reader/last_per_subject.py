@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.reader import snapshot_reader
-from headrace.reader.batch_cast import SeqRange
+from headrace.reader.batch_cast import OPEN_END, SeqRange
 from headrace.reader.direct_get_reader import read_last_from_leader, read_last_per_subject
 from headrace.reader.options import ReadOptions
 from headrace.reader.partitions import Partition, SnapshotPartition, compute_partition_bounds
@@ -29,17 +29,24 @@ _REQUEST_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class SubjectsPartition(Partition):
-    """The last message in the range of each of some subjects, read from a server."""
+    """The last message in the range of each of some subjects, read from a server.
+
+    With `is_open` the range continues to the end of the stream: messages that replace others meanwhile are not missed.
+    """
 
     is_snapshot = False
     subjects: tuple[str, ...]
     method: ReadMethod = ReadMethod.DIRECT_GET
+    is_open: bool = False
 
     def read(self, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        allows_direct = self.method is ReadMethod.DIRECT_GET
-        read = read_last_per_subject if allows_direct else read_last_from_leader
+        end = self.seq_range.end
         for subjects in _group_subjects(self.subjects):
-            yield from read(options, subjects, self.seq_range.end, schema)
+            if self.method is ReadMethod.DIRECT_GET:
+                yield from read_last_per_subject(options, subjects, end, schema, is_open=self.is_open)
+            else:
+                leader_end = OPEN_END if self.is_open else end
+                yield from read_last_from_leader(options, subjects, leader_end, schema)
 
 
 def plan_by_subject(options: ReadOptions, end: int, method: ReadMethod) -> list[SubjectsPartition]:

@@ -1,8 +1,8 @@
 """The data source `headrace_kv`: reads a bucket as a table, as its history or as a change feed, and writes to it.
 
-Owns the readers and writers and their options. A server offers no snapshot, so one task reads a table to its end: a key
-that is rewritten meanwhile is found at its new position. `kv_rows` knows what messages mean, `kv_writer` how changes
-are published.
+Owns the readers and writers and their options. A server offers no snapshot, and a key that is rewritten meanwhile must be
+found at its new position: one task reads a small table to its end; a large one is divided by key, and each task reads the
+newest entries of its keys. `kv_rows` knows what messages mean, `kv_writer` how changes are published.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
@@ -33,7 +34,9 @@ from headrace.reader.batch_cast import OPEN_END
 from headrace.reader.blocking_connection import ServerAddress
 from headrace.reader.claim_lease import NO_READER
 from headrace.reader.kv_rows import STREAM_COLUMNS, latest_per_key, make_key_prefix, to_kv_columns
+from headrace.reader.last_per_subject import SubjectsPartition, plan_by_seq, plan_by_subject
 from headrace.reader.open_source import open_source
+from headrace.reader.partitions import Partition, ServerPartition, SnapshotPartition
 from headrace.reader.stream_admin import fetch_stream_info, mark_reachable
 from headrace.spark import schema as schemas
 from headrace.spark.batch_reader import JetStreamBatchReader
@@ -75,10 +78,20 @@ def parse_kv_read_options(raw: Mapping[str, str]) -> KvReadOptions:
     """Parse the options of a read; the stream source's apply too, except `stream` and `subject`."""
     options = o.normalize_names(raw)
     bucket = o.get_required(options, "bucket")
+    if not re.fullmatch(r"[\w-]+", bucket):
+        raise o.OptionError(f"option `bucket`: {bucket!r} is not a valid name of a bucket")
     mode = options.pop("mode", "table")
     if mode not in _READ_MODES:
         raise o.OptionError(f"option `mode`: {mode!r} is not one of {', '.join(_READ_MODES)}")
-    for name in ("stream", "subject"):
+    for name in (
+        "stream",
+        "subject",
+        "streampattern",
+        "subscribe",
+        "subscribepattern",
+        "columns",
+        "valueformat",
+    ):
         if name in options:
             raise o.OptionError(f"option `{name}` is not available for buckets; use `bucket` and `keys`")
     del options["bucket"]
@@ -122,9 +135,30 @@ class KvBatchReader(DataSourceReader):
         partitions = self._stream_reader.plan()
         if not partitions:
             return []
-        first, end = partitions[0], partitions[-1].seq_range.end
-        whole_range = replace(first.seq_range, end=end if first.is_snapshot else self._find_end(end))
-        return [InputPartition(replace(first, seq_range=whole_range))]
+        end = partitions[-1].seq_range.end
+        if len(partitions) > 1:
+            return [InputPartition(each) for each in self._divide_by_key(partitions[0], end)]
+        (whole,) = partitions
+        whole_range = replace(whole.seq_range, end=end if whole.is_snapshot else self._find_end(end))
+        return [InputPartition(replace(whole, seq_range=whole_range))]
+
+    def _divide_by_key(self, first: Partition, end: int) -> Sequence[Partition]:
+        """Return partitions with the last entry of each key: each key is in one of them."""
+        options = self.kv_options.stream_options
+        start = first.seq_range.start
+        if isinstance(first, SnapshotPartition):
+            pieces: Sequence[Partition] = plan_by_seq(options, end, first.files)
+            starts = [max(start, piece.seq_range.start) for piece in pieces]
+        else:
+            assert isinstance(first, ServerPartition)
+            is_open = self._find_end(end) == OPEN_END
+            planned = plan_by_subject(options, end, first.method)
+            pieces = [replace(piece, is_open=is_open) for piece in planned]
+            starts = [start] * len(pieces)
+        return [
+            replace(piece, seq_range=replace(piece.seq_range, start=low))
+            for piece, low in zip(pieces, starts, strict=True)
+        ]
 
     def _find_end(self, planned: int) -> int:
         """Return where a read from a server ends: keys rewritten meanwhile are found if they stay below the end."""
@@ -139,8 +173,12 @@ class KvBatchReader(DataSourceReader):
             return
         rows = self._stream_reader.read(partition)
         entries = _to_entries(rows, self.kv_options.prefix, self._kv_schema)
-        if partition.value.seq_range.end == OPEN_END and self.kv_options.stream_options.ending.seq:
-            entries = _before(entries, self.kv_options.stream_options.ending.seq)
+        part, ending = partition.value, self.kv_options.stream_options.ending
+        if isinstance(part, SubjectsPartition):
+            high = ending.seq if part.is_open and ending.seq else OPEN_END
+            entries = _between(entries, part.seq_range.start, high)
+        elif part.seq_range.end == OPEN_END and ending.seq:
+            entries = _before(entries, ending.seq)
         for batch in (
             entries if self.kv_options.mode == "history" else latest_per_key(entries, self._kv_schema)
         ):
@@ -164,6 +202,13 @@ def _to_entries(
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         yield schemas.build_batch(to_kv_columns(batch, prefix), schema)
+
+
+def _between(batches: Iterator[pa.RecordBatch], start: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Yield the entries within a range of revisions, from batches in any order."""
+    for batch in batches:
+        revisions = batch["revision"]
+        yield batch.filter(pc.and_(pc.greater_equal(revisions, start), pc.less(revisions, end)))
 
 
 def _before(batches: Iterator[pa.RecordBatch], end: int) -> Iterator[pa.RecordBatch]:
