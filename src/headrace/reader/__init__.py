@@ -187,14 +187,14 @@ def _make_options(
 ) -> ReadOptions:
     """Return the options that select the servers in `source`, or the folder."""
     from headrace.reader.blocking_connection import ServerAddress
-    from headrace.reader.options import ReadOptions, parse_read_options
+    from headrace.reader.options import ReadOptions, parse_read_options, require_one_stream
 
     if not (isinstance(source, str) and "://" in source):
         return ReadOptions(ServerAddress(), stream, path=os.fspath(source) or os.curdir)
     raw_options = {**(connection or {}), "servers": source, "stream": stream}
     if path is not None:
         raw_options["path"] = os.fspath(path) or os.curdir
-    return parse_read_options(raw_options)
+    return require_one_stream(parse_read_options(raw_options), "headrace.read")
 
 
 def _open_backend(options: ReadOptions, pin: str | None, *, lease_claims: bool = False) -> Backend:

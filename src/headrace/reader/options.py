@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.durations import parse_duration_ns, parse_size
 from headrace.errors import HeadraceError
+from headrace.reader import option_values as v
 from headrace.reader.blocking_connection import ServerAddress, parse_servers
+from headrace.reader.option_aliases import is_per_stream, parse_per_stream, replace_aliases
 
 if TYPE_CHECKING:
     from headrace.claims.config import ClaimConfig
 
-NS = 1_000_000_000
+NS = v.NS
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
 
@@ -63,11 +65,19 @@ class ReadOptions:
     """All options of the source `headrace`."""
 
     address: ServerAddress
+    #: The stream; "" if several are read (`streams`, or those that match `stream_pattern`).
     stream: str
     servers_given: bool = False
+    streams: tuple[str, ...] = ()
+    stream_pattern: str = ""
+    columns: str = "headrace"
+    value_format: str = ""
+    parse_mode: str = "PERMISSIVE"
     subject: str = ""
     starting: Bound | None = None
     ending: Bound = LATEST
+    starting_by_stream: tuple[tuple[str, Bound], ...] = ()
+    ending_by_stream: tuple[tuple[str, Bound], ...] = ()
     messages_max: int = 0
     bytes_max: int = 0
     rows_min: int = 0
@@ -93,6 +103,17 @@ class ReadOptions:
     raw: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def reads_several(self) -> bool:
+        """Whether the query reads several streams, or may do so later."""
+        return not self.stream
+
+    def for_stream(self, stream: str) -> ReadOptions:
+        """Return the options to read one of the streams."""
+        starting = dict(self.starting_by_stream).get(stream, self.starting)
+        ending = dict(self.ending_by_stream).get(stream, self.ending)
+        return replace(self, stream=stream, starting=starting, ending=ending)
+
+    @property
     def is_http_path(self) -> bool:
         """Whether `path` is the address of a broker's HTTP port, not a folder."""
         return self.path.startswith(("http://", "https://"))
@@ -103,102 +124,45 @@ class ReadOptions:
         return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
 
 
-def _parse_bool(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
-
-
-def _parse_positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(f"{text!r} is not a positive number")
-    return number
-
-
-def _parse_claims_mode(text: str) -> str:
-    if text not in ("ref", "inline"):
-        raise ValueError(
-            f"{text!r} is neither ref (the reference in column `claim`) nor inline (the payload in column `data`)"
-        )
-    return text
-
-
-def _parse_claim_errors(text: str) -> str:
-    if text not in ("fail", "column"):
-        raise ValueError(f"{text!r} is neither fail nor column (errors are in column `claim_error`)")
-    return text
-
-
-def _parse_reader_name(text: str) -> str:
-    if not re.fullmatch(r"[\w-]+", text):
-        raise ValueError(f"{text!r} is not a valid name: use letters, digits, - and _")
-    return text
-
-
-def _parse_seconds(text: str) -> float:
-    return parse_duration_ns(text) / NS
-
-
-def _parse_lease_s(text: str) -> float:
-    seconds = _parse_seconds(text)
-    if seconds < 1:
-        raise ValueError(f"{text!r} is too short: a lease lasts at least one second")
-    return seconds
-
-
-def _parse_limit_bytes(text: str) -> int:
-    size = parse_size(text)
-    if not size:
-        raise ValueError(f"{text!r} is not a valid limit; omit the option for no limit")
-    return size
-
-
-def _parse_text(text: str) -> str:
-    return text
-
-
-def _parse_file(text: str) -> str:
-    if not Path(text).exists():
-        raise ValueError(f"there is no file {text!r} on this machine")
-    return text
-
-
 _CONNECTION_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "user": ("user", _parse_text),
-    "password": ("password", _parse_text),
-    "token": ("token", _parse_text),
-    "creds": ("creds", _parse_file),
-    "tlsca": ("tls_ca", _parse_file),
-    "tlscert": ("tls_cert", _parse_file),
-    "tlskey": ("tls_key", _parse_file),
-    "timeout": ("timeout_s", _parse_seconds),
+    "user": ("user", v.parse_text),
+    "password": ("password", v.parse_text),
+    "token": ("token", v.parse_text),
+    "creds": ("creds", v.parse_file),
+    "tlsca": ("tls_ca", v.parse_file),
+    "tlscert": ("tls_cert", v.parse_file),
+    "tlskey": ("tls_key", v.parse_file),
+    "timeout": ("timeout_s", v.parse_seconds),
 }
 _READ_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "subject": ("subject", _parse_text),
+    "subject": ("subject", v.parse_text),
+    "streampattern": ("stream_pattern", v.parse_pattern),
+    "columns": ("columns", v.parse_word("headrace", "kafka")),
+    "valueformat": ("value_format", v.parse_word("json")),
+    "mode": ("parse_mode", v.parse_word("PERMISSIVE", "FAILFAST")),
     "starting": ("starting", parse_bound),
     "ending": ("ending", parse_bound),
-    "maxmessagespertrigger": ("messages_max", _parse_positive_int),
-    "maxbytespertrigger": ("bytes_max", _parse_limit_bytes),
-    "minmessagespertrigger": ("rows_min", _parse_positive_int),
+    "maxmessagespertrigger": ("messages_max", v.parse_positive_int),
+    "maxbytespertrigger": ("bytes_max", v.parse_limit_bytes),
+    "minmessagespertrigger": ("rows_min", v.parse_positive_int),
     "maxtriggerdelay": ("delay_ns", parse_duration_ns),
-    "minpartitions": ("partitions_min", _parse_positive_int),
-    "maxmessagesperpartition": ("partition_messages_max", _parse_positive_int),
-    "failondataloss": ("fail_on_data_loss", _parse_bool),
-    "claims": ("claims", _parse_claims_mode),
-    "claimconfig": ("claim_config", _parse_text),
-    "claimerrors": ("claim_errors", _parse_claim_errors),
-    "claimparallel": ("claim_parallel", _parse_positive_int),
+    "minpartitions": ("partitions_min", v.parse_positive_int),
+    "maxmessagesperpartition": ("partition_messages_max", v.parse_positive_int),
+    "failondataloss": ("fail_on_data_loss", v.parse_bool),
+    "claims": ("claims", v.parse_claims_mode),
+    "claimconfig": ("claim_config", v.parse_text),
+    "claimerrors": ("claim_errors", v.parse_claim_errors),
+    "claimparallel": ("claim_parallel", v.parse_positive_int),
     "maxclaimbytes": ("claim_bytes_max", parse_size),
-    "claimreader": ("claim_reader", _parse_reader_name),
-    "path": ("path", _parse_text),
-    "pushdown": ("pushdown", _parse_bool),
-    "consumer": ("consumer", _parse_text),
+    "claimreader": ("claim_reader", v.parse_reader_name),
+    "path": ("path", v.parse_text),
+    "pushdown": ("pushdown", v.parse_bool),
+    "consumer": ("consumer", v.parse_text),
     "wait": ("wait_ns", parse_duration_ns),
-    "reconnect": ("reconnect_s", _parse_seconds),
-    "lease": ("lease_s", _parse_lease_s),
-    "batchrows": ("batch_rows", _parse_positive_int),
-    "domain": ("domain", _parse_text),
+    "reconnect": ("reconnect_s", v.parse_seconds),
+    "lease": ("lease_s", v.parse_lease_s),
+    "batchrows": ("batch_rows", v.parse_positive_int),
+    "domain": ("domain", v.parse_text),
 }
 #: How options are spelled in documentation and messages; Spark itself ignores case.
 _DOCUMENTED_NAMES = {
@@ -207,6 +171,8 @@ _DOCUMENTED_NAMES = {
         "tlsCa",
         "tlsCert",
         "tlsKey",
+        "streamPattern",
+        "valueFormat",
         "maxMessagesPerTrigger",
         "maxBytesPerTrigger",
         "minMessagesPerTrigger",
@@ -281,20 +247,61 @@ def get_required(options: Mapping[str, str], name: str) -> str:
 
 def parse_read_options(raw: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a batch or streaming read."""
-    options = normalize_names(raw)
+    try:
+        options = replace_aliases(normalize_names(raw))
+    except ValueError as error:
+        raise OptionError(str(error)) from error
     check_known(options, _READ_OPTIONS, also=("stream",))
-    stream = get_required(options, "stream")
-    if re.search(r"[\s.*>/\\]", stream):
-        raise OptionError(f"option `stream`: {stream!r} is not a valid stream name")
+    streams = _parse_streams(options)
+    per_stream = _take_bounds_per_stream(options)
     parsed = ReadOptions(
         parse_address(options),
-        stream,
+        streams[0] if len(streams) == 1 else "",
         "servers" in options,
+        streams,
         **parse_options(options, _READ_OPTIONS),
+        **per_stream,
         raw=dict(options),
     )
+    if len(streams) == 1:
+        parsed = parsed.for_stream(streams[0])
     _check_combinations(parsed)
     return _load_claim_config(parsed)
+
+
+def _parse_streams(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the streams, which are separated by commas; none if a pattern selects them."""
+    if "streampattern" in options:
+        if "stream" in options:
+            raise OptionError("options `stream` and `streamPattern` cannot be combined: set only one of them")
+        return ()
+    names = dict.fromkeys(name.strip() for name in get_required(options, "stream").split(","))
+    for name in names:
+        if not name or re.search(r"[\s.*>/\\]", name):
+            raise OptionError(f"option `stream`: {name!r} is not a valid stream name")
+    return tuple(names)
+
+
+def _take_bounds_per_stream(options: dict[str, str]) -> dict[str, Any]:
+    """Remove `starting` and `ending` from the options if they are given per stream, and return them."""
+    found: dict[str, Any] = {}
+    for name in ("starting", "ending"):
+        if is_per_stream(options.get(name, "")):
+            try:
+                positions = parse_per_stream(options.pop(name))
+                found[f"{name}_by_stream"] = tuple(
+                    (stream, parse_bound(text)) for stream, text in positions.items()
+                )
+            except ValueError as error:
+                raise OptionError(f"option `{name}`: {error}") from error
+    return found
+
+
+def require_one_stream(options: ReadOptions, user: str) -> ReadOptions:
+    """Return the options; raise OptionError if they select several streams."""
+    if options.reads_several:
+        raise OptionError(f"{user} reads one stream: set option `stream` to its name")
+    return options
 
 
 def _load_claim_config(options: ReadOptions) -> ReadOptions:
@@ -327,9 +334,13 @@ def _check_combinations(options: ReadOptions) -> None:
         raise OptionError(f"option `path`: {options.path!r} is not a folder on this machine")
     if bool(options.rows_min) != bool(options.delay_ns):
         raise OptionError("options `minMessagesPerTrigger` and `maxTriggerDelay` must be set together")
-    if options.ending in (EARLIEST, LAST_PER_SUBJECT):
-        raise OptionError(
-            f"option `ending`: {options.ending.keyword} is not an end; use latest, a sequence or a time"
-        )
+    for ending in (options.ending, *dict(options.ending_by_stream).values()):
+        if ending in (EARLIEST, LAST_PER_SUBJECT):
+            raise OptionError(
+                f"option `ending`: {ending.keyword} is not an end; use latest, a sequence or a time"
+            )
+    for name, _ in (*options.starting_by_stream, *options.ending_by_stream):
+        if options.streams and name not in options.streams:
+            raise OptionError(f"a position is given for stream {name!r}, which the query does not read")
     if options.rows_min and options.messages_max and options.rows_min > options.messages_max:
         raise OptionError("option `minMessagesPerTrigger` is larger than `maxMessagesPerTrigger`")

@@ -155,6 +155,23 @@ def fetch_stream_info(
     )
 
 
+def list_stream_names(options: ReadOptions) -> set[str]:
+    """Return the names of all streams, which a server returns in pages."""
+    names: set[str] = set()
+
+    def fetch_page(connection: BlockingConnection) -> dict[str, Any]:
+        return call_leader(connection, f"{options.api_prefix}.STREAM.NAMES", {"offset": len(names)})
+
+    while True:
+        response = with_retry(options.address, options.reconnect_s, fetch_page)
+        page = set(response.get("streams") or ())
+        if page <= names:
+            return names
+        names |= page
+        if len(names) >= int(response.get("total", 0)):
+            return names
+
+
 def find_key_prefix(options: ReadOptions, stream_info: StreamInfo) -> str:
     """Return the prefix of the subjects of a bucket's keys: a mirror has its upstream's, unless it transforms them."""
     stream = stream_info.name

@@ -21,6 +21,7 @@ from headrace.reader.stream_admin import StreamInfo
 from headrace.spark.offsets import resolve_bound
 from headrace.spark.pushdown import apply_filters
 from headrace.spark.pyspark_compat import Filter
+from headrace.spark.query_rows import RowConverter
 
 
 class JetStreamBatchReader(DataSourceReader):
@@ -28,7 +29,8 @@ class JetStreamBatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self.options = options
-        self.schema = schema
+        self._rows = RowConverter(options, schema)
+        self.schema = self._rows.input_schema
 
     def partitions(self) -> Sequence[InputPartition]:
         return [InputPartition(partition) for partition in self.plan()]
@@ -49,7 +51,8 @@ class JetStreamBatchReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         # If nothing was planned, Spark passes a partition without a value.
         if partition is not None and partition.value is not None:
-            yield from open_source(self.options).read(partition.value, self.schema)
+            rows = open_source(self.options).read(partition.value, self.schema)
+            yield from self._rows.convert(rows, self.options.stream)
 
     def _resolve_range(self, stream_info: StreamInfo, source: ReadSource) -> SeqRange:
         options, first_seq = self.options, stream_info.first_seq

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from headrace.reader.options import parse_read_options
+from headrace.reader.options import ReadOptions, parse_read_options
+from headrace.spark import query_rows
 from headrace.spark import schema as schemas
 
 if TYPE_CHECKING:
-    from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
+    import pyarrow as pa
+
     from headrace.spark.write.stream_writer import JetStreamBatchWriter, JetStreamMicroBatchWriter
 
 
@@ -28,22 +30,33 @@ class HeadraceDataSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        return schemas.make_stream_schema(parse_read_options(self.options))
+        return query_rows.make_query_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse_read_options(self.options)
+        arrow_schema = self._make_arrow_schema(options, schema)
+        if options.reads_several:
+            from headrace.spark.multi_stream_reader import open_batch_reader
+
+            return open_batch_reader(options, arrow_schema)
         from headrace.spark.batch_reader import JetStreamBatchReader, PushdownBatchReader
 
-        options = parse_read_options(self.options)
         reader_class = PushdownBatchReader if options.pushdown else JetStreamBatchReader
-        return reader_class(options, schemas.make_arrow_schema(schema, schemas.make_stream_schema(options)))
+        return reader_class(options, arrow_schema)
 
-    def streamReader(self, schema: StructType) -> JetStreamMicroBatchReader:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = parse_read_options(self.options)
+        arrow_schema = self._make_arrow_schema(options, schema)
+        if options.reads_several:
+            from headrace.spark.multi_stream_reader import MultiStreamMicroBatchReader
+
+            return MultiStreamMicroBatchReader(options, arrow_schema)
         from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 
-        options = parse_read_options(self.options)
-        return JetStreamMicroBatchReader(
-            options, schemas.make_arrow_schema(schema, schemas.make_stream_schema(options))
-        )
+        return JetStreamMicroBatchReader(options, arrow_schema)
+
+    def _make_arrow_schema(self, options: ReadOptions, schema: StructType) -> pa.Schema:
+        return schemas.make_arrow_schema(schema, query_rows.make_available_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> JetStreamBatchWriter:
         from headrace.spark.write.stream_writer import JetStreamBatchWriter, parse_write_options

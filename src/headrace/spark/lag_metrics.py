@@ -29,20 +29,23 @@ def compute_lag(progress: StreamingQueryProgress) -> dict[str, int]:
     """Return how many sequences of each stream the query has not read; other sources are omitted."""
     lag_by_stream = {}
     for source in progress.sources:
-        end, latest = _parse_offset(source.endOffset), _parse_offset(source.latestOffset)
-        if end and latest and end["identity"] == latest["identity"]:
-            lag_by_stream[str(end["stream"])] = max(int(latest["next_seq"]) - int(end["next_seq"]), 0)
+        ends, latest = _parse_offsets(source.endOffset), _parse_offsets(source.latestOffset)
+        for name in ends.keys() & latest.keys():
+            if ends[name]["identity"] == latest[name]["identity"]:
+                lag_by_stream[name] = max(int(latest[name]["next_seq"]) - int(ends[name]["next_seq"]), 0)
     return lag_by_stream
 
 
-def _parse_offset(text: Any) -> dict[str, Any] | None:
-    """Parse an offset of our sources; None for those of others."""
+def _parse_offsets(text: Any) -> dict[str, dict[str, Any]]:
+    """Parse an offset of our sources, by stream; nothing for those of others."""
     try:
         value = json.loads(text) if isinstance(text, str) else text
     except ValueError:
-        return None
-    is_ours = isinstance(value, dict) and {"v", "stream", "identity", "next_seq"} <= set(value)
-    return value if is_ours else None
+        return {}
+    if not isinstance(value, dict) or "v" not in value:
+        return {}
+    found = value["streams"].values() if isinstance(value.get("streams"), dict) else [value]
+    return {str(each["stream"]): each for each in found if {"stream", "identity", "next_seq"} <= set(each)}
 
 
 class LagListener(StreamingQueryListener):

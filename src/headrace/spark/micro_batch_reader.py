@@ -22,9 +22,11 @@ from headrace.reader.open_source import open_source
 from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, OptionError, ReadOptions
 from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
+from headrace.spark.idle_pause import IdlePause
 from headrace.spark.offsets import (
     Offset,
     end_after_loss,
+    make_first_offset,
     make_offset,
     resolve_bound,
     restore_initial_offset,
@@ -38,25 +40,19 @@ from headrace.spark.pyspark_compat import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from headrace.spark.query_rows import RowConverter
 from headrace.spark.queue_acker import QueueAcker
 from headrace.spark.stream_identity import IdentityChecker
-
-_POLL_S = 0.02
 
 
 class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the messages of a stream as they arrive."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
-        if options.ending != LATEST:
-            raise OptionError("option `ending` is for batch reads; a streaming query ends with its trigger")
-        if not HAS_READ_LIMITS and (options.messages_max or options.bytes_max or options.rows_min):
-            raise OptionError(
-                "limits of a batch, such as maxMessagesPerTrigger, need PySpark 4.2: before that, Spark does not tell a "
-                "Python source where a batch starts"
-            )
+        check_streaming_options(options)
         self.options = options
-        self.schema = schema
+        self._rows = RowConverter(options, schema)
+        self.schema = self._rows.input_schema
         self._source: ReadSource | None = None
         self._identity_checker: IdentityChecker | None = None
         self._last_info: StreamInfo | None = None
@@ -64,6 +60,8 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         #: The newest offset that Spark knows; PySpark does not pass the start of a batch before 4.2.
         self._newest_offset: dict[str, Any] | None = None
         self._pin_ends: dict[str, int] = {}
+        self._idle_pause = IdlePause()
+        self._finished: Offset | None = None
         self._last_batch_s = time.monotonic()
         self._acker: QueueAcker | None = None
         self._claim_lease: ClaimReaderLease | None = None
@@ -83,6 +81,14 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         self._extend_lease(start_offset)
         start_offset = self._get_identity_checker().add_anchors(start_offset, stream_info)
         self._newest_offset = start_offset.to_json()
+        return self._newest_offset
+
+    def firstOffset(self) -> dict[str, Any]:
+        """Return the offset of the stream's first message, whatever the options say; not a call of Spark."""
+        stream_info = self._fetch_info()
+        first_offset = make_first_offset(stream_info)
+        self._extend_lease(first_offset)
+        self._newest_offset = self._get_identity_checker().add_anchors(first_offset, stream_info).to_json()
         return self._newest_offset
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -110,14 +116,15 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         if position.last_per_subject_seq:
             # The first batch is not split by any limit.
             return position.with_next_seq(position.next_seq, self._pin_for(position.next_seq)).to_json()
-        if start is not None:
+        if start is not None and position != self._finished:
             self._on_batch_finished(position)
+            self._finished = position
         stream_info = self._wait_for_data(position)
         start_offset = start_after_loss(self._recognize(position), stream_info, self.options)
-        self._extend_lease(start_offset)
         end = self._apply_limit(start_offset.next_seq, stream_info, limit)
         if end <= start_offset.next_seq and start_offset == position:
             return known_start
+        self._extend_lease(start_offset)
         self._last_batch_s = time.monotonic()
         end_offset = start_offset.with_next_seq(end, self._pin_for(end))
         return self._get_identity_checker().add_anchors(end_offset, stream_info).to_json()
@@ -154,7 +161,8 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         return [InputPartition(partition) for partition in partitions]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._get_source().read(partition.value, self.schema)
+        rows = self._get_source().read(partition.value, self.schema)
+        return self._rows.convert(rows, self.options.stream)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._on_batch_finished(Offset.from_json(end))
@@ -168,6 +176,11 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
             self._claim_lease.close()
 
     # State of the stream
+
+    @property
+    def average_message_bytes(self) -> int:
+        """The average size of a message, as last seen."""
+        return (self._last_info or self._fetch_info()).average_message_bytes
 
     def _get_source(self) -> ReadSource:
         if self._source is None:
@@ -206,18 +219,20 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def _wait_for_data(self, position: Offset) -> StreamInfo:
         """Return the stream's state as soon as it has something after the position, or after the wait time."""
-        deadline = time.monotonic() + (
-            0.0 if self._available_now_end is not None else self.options.wait_ns / 1e9
-        )
+        wait_s = 0.0 if self._available_now_end is not None else self.options.wait_ns / 1e9
+        deadline = time.monotonic() + wait_s
         while True:
+            is_due = not wait_s or self._idle_pause.wait(max(deadline - time.monotonic(), 0.0))
+            if not is_due and self._last_info is not None:
+                return self._last_info
             stream_info = self._fetch_info()
-            if stream_info.next_seq != position.next_seq:
+            is_same_stream = self._recognize(position).identity == stream_info.identity
+            if stream_info.next_seq != position.next_seq or not is_same_stream:
+                self._idle_pause.on_data()
                 return stream_info
-            if self._recognize(position).identity != stream_info.identity:
-                return stream_info
+            self._idle_pause.on_nothing()
             if time.monotonic() >= deadline:
                 return stream_info
-            time.sleep(_POLL_S)
 
     def _apply_limit(self, start_seq: int, stream_info: StreamInfo, limit: ReadLimit) -> int:
         """Return where the next batch ends."""
@@ -301,6 +316,17 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
                 f"stream {stream_info.name!r} has {stream_info.retention} retention: set option `consumer` to a durable "
                 "consumer that acknowledges for this query; it is created if it does not exist"
             )
+
+
+def check_streaming_options(options: ReadOptions) -> None:
+    """Reject options that a streaming query, or this version of PySpark, does not support."""
+    if options.ending != LATEST or options.ending_by_stream:
+        raise OptionError("option `ending` is for batch reads; a streaming query ends with its trigger")
+    if not HAS_READ_LIMITS and (options.messages_max or options.bytes_max or options.rows_min):
+        raise OptionError(
+            "limits of a batch, such as maxMessagesPerTrigger, need PySpark 4.2: before that, Spark does not tell a "
+            "Python source where a batch starts"
+        )
 
 
 def _is_continuation(previous: StreamInfo, now: StreamInfo) -> bool:

@@ -57,6 +57,11 @@ class Offset:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Offset:
+        if "streams" in value:
+            raise HeadraceError(
+                f"the checkpoint belongs to a query of several streams ({', '.join(value['streams'])}); use another "
+                "checkpointLocation"
+            )
         if value.get("v") != VERSION:
             raise HeadraceError(
                 f"the checkpoint has an offset in another format: {value}; use the version that wrote it, "
@@ -109,22 +114,22 @@ def resolve_bound(bound: Bound, stream_info: StreamInfo, find_seq_at_time: Any) 
 def start_after_loss(start: Offset, stream_info: StreamInfo, options: ReadOptions) -> Offset:
     """Return where reading continues: at `start`, or after lost messages if that is acceptable. Raises DataLoss."""
     if start.identity != stream_info.identity:
-        _report_loss(
+        report_loss(
             options,
             f"stream {stream_info.name!r} is not the one in the checkpoint: it was deleted and created again, or it "
             "is a copy that lacks the messages by which the checkpoint recognizes it, such as a mirror that lags. "
             f"Messages of the old stream from sequence {start.next_seq} on are lost",
         )
-        return _make_first_offset(stream_info)
+        return make_first_offset(stream_info)
     if start.next_seq > stream_info.next_seq:
-        _report_loss(
+        report_loss(
             options,
             f"stream {stream_info.name!r} ends at sequence {stream_info.next_seq - 1}, but the query has read up to "
             f"{start.next_seq - 1}: the server lost its newest messages",
         )
         return replace(start.with_next_seq(stream_info.next_seq), anchors=())
     if start.next_seq < stream_info.first_seq and stream_info.retention == "limits":
-        _report_loss(
+        report_loss(
             options,
             f"stream {stream_info.name!r} starts at sequence {stream_info.first_seq}: sequences {start.next_seq} to "
             f"{stream_info.first_seq - 1} ({stream_info.first_seq - start.next_seq} in total) were removed before they "
@@ -138,17 +143,19 @@ def end_after_loss(end: Offset, stream_info: StreamInfo, options: ReadOptions) -
     """Return where a batch that was planned earlier can end now. Raises DataLoss."""
     if end.identity != stream_info.identity:
         # Its start is of the former stream too, so the loss was already reported.
-        return _make_first_offset(stream_info)
+        return make_first_offset(stream_info)
     if end.next_seq > stream_info.next_seq:
         return start_after_loss(end, stream_info, options)
     return end
 
 
-def _make_first_offset(stream_info: StreamInfo) -> Offset:
+def make_first_offset(stream_info: StreamInfo) -> Offset:
+    """Make the offset of the first message of the stream."""
     return replace(make_offset(stream_info, stream_info.first_seq), start_seq=stream_info.first_seq)
 
 
-def _report_loss(options: ReadOptions, message: str) -> None:
+def report_loss(options: ReadOptions, message: str) -> None:
+    """Raise DataLoss, or log the loss if the query accepts it."""
     if options.fail_on_data_loss:
         raise DataLoss(f"{message}. To continue without them, set option failOnDataLoss=false")
     _log.warning("%s; continuing, because failOnDataLoss is false", message)

@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.reader.open_source import open_source
-from headrace.reader.options import EARLIEST, OptionError, parse_read_options
+from headrace.reader.options import EARLIEST, OptionError, parse_read_options, require_one_stream
 from headrace.spark.jobs.job_result import OptionMap, Progress, Summary, no_progress
 from headrace.spark.jobs.landing_log import has_started, ranges_folder, record_epochs
 from headrace.spark.offsets import resolve_bound
@@ -171,7 +171,8 @@ def _find_start_seq(spark: SparkSession, landing: Landing) -> int:
     """Return where the first epoch begins; 0 if a landing has started already, or if that is unknown."""
     if landing.kind == "headrace_kv" or has_started(spark, landing.checkpoint):
         return 0
-    options = parse_read_options({name: str(value) for name, value in landing.source.items()})
+    raw_options = {name: str(value) for name, value in landing.source.items()}
+    options = require_one_stream(parse_read_options(raw_options), "a landing")
     read_source = open_source(options)
     stream_info = read_source.get_info()
     return max(

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 from headrace.errors import DataLoss
 from headrace.reader.fingerprint import Fingerprint, has_same_content
 from headrace.reader.open_source import open_source
-from headrace.reader.options import parse_read_options
+from headrace.reader.options import parse_read_options, require_one_stream
 from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
 from headrace.spark.jobs.job_result import OptionMap
@@ -42,7 +42,8 @@ def read_with_tail(
 
 
 def _check_continuity(source: OptionMap, end: int, last: Landed | None) -> None:
-    options = parse_read_options({name: str(value) for name, value in source.items()})
+    raw_options = {name: str(value) for name, value in source.items()}
+    options = require_one_stream(parse_read_options(raw_options), "read_with_tail")
     read_source = open_source(options)
     stream_info = read_source.get_info()
     if last is not None and not _is_same_stream(read_source, stream_info, last):

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from headrace.spark.schema import SchemaError
 
 #: Columns of the source that a row may still have; they describe the message from which it was read.
-_IGNORED_COLUMNS = {"seq", "time", "expires_at", "claim"}
+_IGNORED_COLUMNS = {"seq", "time", "expires_at", "claim", "stream"}
 _COLUMNS = {"subject", "data", "headers", "ttl", "msg_id"}
 #: Headers that a server interprets on publish; those of a message that was read must not take effect again.
 _RESERVED_HEADERS = ("nats-batch-", "nats-expected-", "nats-msg-id", "nats-ttl", "nats-rollup")

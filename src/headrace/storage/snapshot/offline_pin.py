@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +51,24 @@ def find_store_folder(path: str | os.PathLike[str]) -> Path:
 def pin_offline(path: str | os.PathLike[str], stream: str, lease_s: float) -> OfflinePin:
     """Pin a stream of a store that no broker has open."""
     folder = find_store_folder(path)
+    with _open_offline(folder) as store:
+        return _pin_stream(store, folder, stream, lease_s)
+
+
+def list_streams_offline(path: str | os.PathLike[str]) -> list[str]:
+    """Return the streams of a store that no broker has open."""
+    with _open_offline(find_store_folder(path)) as store:
+        return sorted(store.logs)
+
+
+@contextmanager
+def _open_offline(folder: Path) -> Iterator[Store]:
     disk = FileDisk(folder)
     try:
         with name_folder_in_errors(folder):
             store = open_store(disk, SystemClock())
         try:
-            return _pin_stream(store, folder, stream, lease_s)
+            yield store
         finally:
             store.close()
     finally:
