@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+import headrace
+from headrace.reader.blocking_connection import BlockingConnection
 from headrace.reader.options import parse_read_options
 from headrace.spark import micro_batch_reader
 from headrace.spark import schema as schemas
@@ -249,3 +252,71 @@ def test_a_streaming_query_that_cannot_work_says_why_on_the_driver(
     with pytest.raises(PySparkException, match=words):
         run()
     assert tasks == []
+
+
+def test_an_idle_query_does_not_poll(
+    broker: Broker,
+    name: str,
+    begun: Begun[JetStreamMicroBatchReader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All requests count: those about the stream, its claims and its pins."""
+    broker.create(name)
+    broker.fill(name, 5)
+    given = {"servers": broker.url, "stream": name, "starting": "earliest"}
+    query = begun(JetStreamMicroBatchReader(parse_read_options(given), SCHEMA))
+    end = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    query.latestOffset(end, ReadAllAvailable())
+    query._idle_pause._idle_since_s -= 60.0
+    query.latestOffset(end, ReadAllAvailable())
+    requests: list[str] = []
+    request = BlockingConnection.request
+
+    def counted(connection: BlockingConnection, subject: str, *rest: Any, **options: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            requests.append(subject)
+        return request(connection, subject, *rest, **options)
+
+    monkeypatch.setattr(BlockingConnection, "request", counted)
+    started_s = time.monotonic()
+    while time.monotonic() - started_s < 2.0:
+        assert query.latestOffset(end, ReadAllAvailable()) == end
+    assert len(requests) <= (time.monotonic() - started_s) * 5 + 2, requests
+    broker.fill(name, 1, start=5)
+    assert query.latestOffset(end, ReadAllAvailable())["next_seq"] == 7
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["wire", "direct"])
+def test_a_commit_waits_for_a_broker_that_restarts(
+    own_broker: Broker, name: str, begun: Begun[JetStreamMicroBatchReader], direct: bool
+) -> None:
+    """The driver acknowledges and releases pins when Spark has finished a batch."""
+    broker = own_broker
+    broker.create(name, retention="workqueue")
+    broker.fill(name, 10)
+    given = {"servers": broker.url, "stream": name, "consumer": "spark", "reconnect": "60s"}
+    given |= {"path": broker.path} if direct else {}
+    query = begun(JetStreamMicroBatchReader(parse_read_options(given), SCHEMA))
+    start = query.initialOffset()
+    end = query.latestOffset(start, ReadAllAvailable())
+    found = [row for part in query.partitions(start, end) for row in numbers(query.read(part))]
+    broker.server.stop()
+    starter = threading.Timer(0.5, broker.server.start)
+    starter.start()
+    query.commit(end)
+    starter.join()
+    broker.reconnect()
+    assert found == list(range(10))
+    eventually(lambda: broker.state(name)["messages"] == 0)
+
+
+def test_the_folder_of_a_server_is_read_without_it(own_broker: Broker, name: str) -> None:
+    """`headrace.read` accepts what Spark's option `path` accepts: the server's folder, and the store in it."""
+    own_broker.create(name)
+    own_broker.fill(name, 3)
+    own_broker.server.stop()
+    for folder in (own_broker.path, f"{own_broker.path}/headrace"):
+        with headrace.read(folder, name) as reading:
+            assert reading.to_table()["data"].to_pylist() == [b"0", b"1", b"2"]
+    own_broker.server.start()
+    own_broker.reconnect()

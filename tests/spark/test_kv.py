@@ -189,7 +189,7 @@ def test_a_stream_of_changes_is_written_and_read(
     def keep_up(checkpoint: str = "checkpoint") -> None:
         reader = spark.readStream.format("headrace_kv").option("servers", broker.url).option("bucket", name)
         feed = reader.option("starting", "earliest").load().coalesce(1)
-        writer = feed.writeStream.format("headrace_kv")
+        writer = feed.writeStream.format("headrace_kv").queryName(f"{name} {checkpoint}")
         writer = writer.option("servers", broker.url).option("bucket", copy).option("writeId", "copy")
         writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
         assert writer.trigger(availableNow=True).start().awaitTermination(250)

@@ -288,7 +288,8 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         for pin in [pin for pin, pinned_end in self._pin_ends.items() if pinned_end <= position.next_seq]:
             del self._pin_ends[pin]
             self._get_source().unpin(pin)
-        if self._acker is not None:
+        # Without a message below the position there is nothing to acknowledge, and pulling would only delay the rest.
+        if self._acker is not None and position.next_seq > stream_info.first_seq:
             self._acker.ack_below(position.next_seq)
 
     def _extend_lease(self, position: Offset) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.errors import HeadraceError
 from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, ServerAddress
-from headrace.reader.stream_admin import with_retry
+from headrace.reader.stream_admin import refuse, with_retry
 
 OPERATIONS = ("put", "create", "delete", "purge")
 _OPERATION_HEADERS = {
@@ -28,6 +28,8 @@ _OPERATION_HEADERS = {
 }
 _WRONG_SEQUENCE = (10071, 10164)
 _NO_MESSAGE = 10037
+#: Also sent with code 503, but it is final: a limit of the stream.
+_STORE_FAILED = 10077
 _BATCH_CHANGES_MAX = 1000
 _BATCH_BYTES_MAX = 4 << 20
 _ATTEMPTS = 5
@@ -114,13 +116,15 @@ class KvWriter:
         """Return 1 if a change was new, 0 if it was stored already; None if a key to be created exists."""
         bucket = self._target.bucket
         if header[:12] == b"NATS/1.0 503":
-            raise KvWriteError(f"bucket {bucket!r} did not store key {change.key!r}: no responders")
+            # The bucket was there when the query started, so it has no leader now.
+            raise ConnectionFailed(f"bucket {bucket!r} did not store key {change.key!r}: no responders")
         response = json.loads(payload)
         if "error" not in response:
             return int(not response.get("duplicate", False))
         error = response["error"]
         if change.operation == "create" and error.get("err_code") in _WRONG_SEQUENCE:
             return None
+        _raise_if_unavailable(error, bucket)
         raise KvWriteError(
             f"bucket {bucket!r} rejected key {change.key!r}: {error.get('description')} [{error.get('err_code')}]"
         )
@@ -156,6 +160,7 @@ class KvWriter:
         if "error" in response:
             if response["error"].get("err_code") == _NO_MESSAGE:
                 return 0, b""
+            _raise_if_unavailable(response["error"], bucket.bucket)
             raise KvWriteError(f"key {change.key!r} cannot be looked up: {response['error']}")
         message = response["message"]
         return int(message["seq"]), base64.b64decode(message.get("hdrs", ""))
@@ -176,6 +181,13 @@ class KvWriter:
 
     def _make_msg_id(self, number: int) -> bytes:
         return b"%s:%d" % (self._target.writer_id.encode(), number)
+
+
+def _raise_if_unavailable(error: dict[str, Any], bucket: str) -> None:
+    """Raise ConnectionFailed, which is retried, if the server cannot decide now, as during an election."""
+    refused = refuse(error, f"bucket {bucket!r}")
+    if isinstance(refused, ConnectionFailed) and error.get("err_code") != _STORE_FAILED:
+        raise refused
 
 
 def _make_batches(changes: Iterator[NumberedChange]) -> Iterator[list[NumberedChange]]:
