@@ -22,7 +22,7 @@ from headrace.reader.partitions import Partition, SnapshotPartition, read_partit
 from headrace.reader.read_source import Backend, ReadSource
 from headrace.reader.snapshot_reader import DiskPin
 from headrace.reader.stream_admin import StreamInfo
-from headrace.storage.snapshot.offline_pin import pin_offline
+from headrace.storage.snapshot.offline_pin import find_store_folder, pin_offline
 from headrace.storage.snapshot.open_snapshot import ArrowLayout, Selection, open_folder, open_pin
 
 _PIN_INTERVAL_S = 1.0
@@ -112,8 +112,16 @@ class OfflineSource(ReadSource):
         return read_partition(partition, self.options, schema)
 
     def open_backend(self, pin: str) -> Backend:
-        path, stream = self.options.path, self.options.stream
+        path, stream = _find_folder(self.options.path), self.options.stream
         return SnapshotBackend(open_pin(path, stream, pin) if pin else open_folder(path, stream))
 
     def _locate(self, pin: str) -> DiskPin:
         return DiskPin(self.options.path, self.options.stream, pin)
+
+
+def _find_folder(path: str) -> str:
+    """Return the store below a server's folder; the given folder if it has none, which then causes the error."""
+    try:
+        return str(find_store_folder(path))
+    except StoreError:
+        return path

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -19,6 +18,7 @@ from pyspark.sql import functions as f
 from headrace.claims.config import ClaimConfig
 from headrace.claims.reference import TIME_END
 from headrace.spark.jobs.audit_report import compute_figures, render_html
+from headrace.spark.jobs.job_paths import join_path, write_text
 from headrace.spark.jobs.job_result import OptionMap, Progress, no_progress
 from headrace.spark.jobs.kv_snapshot import replace_table
 from headrace.spark.jobs.object_inventory import list_objects as list_objects
@@ -65,22 +65,24 @@ def claims_audit(
 ) -> AuditSummary:
     """Write the table `claims`, `summary.json` and `report.html` into `target`, replacing what is there.
 
+    `target` is a folder of this machine or of any file system that Spark knows.
+
     `source` has the options for reading the audit stream (`servers`, and `path` if its files can be reached).
     `inventory` is an existing table of objects; without it the stores of the configurations are listed. `price` is per
     GB (1e9 bytes) and month.
     """
     started = time.perf_counter()
-    table = str(Path(target) / "claims")
+    table = join_path(target, "claims")
     lifetimes = claim_lifetimes(spark, source, configs, inventory=inventory, price=price)
     replace_table(lifetimes, table, "parquet")
     progress(f"wrote the lifetimes of claims to {table}")
     figures = compute_figures(spark.read.parquet(table))
     progress(f"{figures.totals['claims']} claims summarized")
-    report = Path(target) / "report.html"
-    report.write_text(render_html(figures, price))
+    report = join_path(target, "report.html")
+    write_text(spark, report, render_html(figures, price))
     seconds = time.perf_counter() - started
-    summary = AuditSummary(**figures.totals, seconds=seconds, table=table, report=str(report))
-    (Path(target) / "summary.json").write_text(json.dumps(asdict(summary), indent=1))
+    summary = AuditSummary(**figures.totals, seconds=seconds, table=table, report=report)
+    write_text(spark, join_path(target, "summary.json"), json.dumps(asdict(summary), indent=1))
     return summary
 
 

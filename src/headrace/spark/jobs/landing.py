@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.reader.open_source import open_source
 from headrace.reader.options import EARLIEST, OptionError, parse_read_options, require_one_stream
+from headrace.spark.jobs.job_paths import sibling_path
 from headrace.spark.jobs.job_result import OptionMap, Progress, Summary, no_progress
 from headrace.spark.jobs.landing_log import has_started, ranges_folder, record_epochs
 from headrace.spark.offsets import resolve_bound
@@ -183,5 +183,4 @@ def _find_start_seq(spark: SparkSession, landing: Landing) -> int:
 
 def default_checkpoint(target: str) -> str:
     """Return the default checkpoint folder: beside the table, under a name that table readers ignore."""
-    path = Path(target)
-    return str(path.parent / f"_{path.name}.checkpoint")
+    return sibling_path(target, "_{}.checkpoint")
