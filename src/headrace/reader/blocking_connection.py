@@ -48,7 +48,8 @@ class ServerAddress:
     user: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
-    creds: str = ""
+    #: A credentials file, or its text.
+    creds: str = field(default="", repr=False)
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -280,20 +281,22 @@ def _connect_options(
     return fields
 
 
-def _sign_nonce(path: str, nonce: str) -> dict[str, str]:
-    """Return the JWT of a credentials file, and the nonce signed with its seed."""
+def _sign_nonce(creds: str, nonce: str) -> dict[str, str]:
+    """Return the JWT of a credentials file or its text, and the nonce signed with its seed."""
     try:
         import nkeys  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise ConnectionFailed("option `creds` needs the package nkeys: pip install nkeys") from error
-    sections = _CREDENTIALS.findall(Path(path).read_text())
+    is_text = "-BEGIN " in creds
+    shown = "the text in option `creds`" if is_text else creds
+    sections = _CREDENTIALS.findall(creds if is_text else Path(creds).read_text())
     if len(sections) != 2:
-        raise ConnectionFailed(f"{path} is not a credentials file: it must contain a JWT and an NKey seed")
+        raise ConnectionFailed(f"{shown} is not a credentials file: it must contain a JWT and an NKey seed")
     jwt, seed = sections
     try:
         signature = nkeys.from_seed(bytearray(seed.encode())).sign(nonce.encode())
     except nkeys.NkeysError as error:
-        raise ConnectionFailed(f"{path} is not a valid credentials file: {error}") from error
+        raise ConnectionFailed(f"{shown} is not a valid credentials file: {error}") from error
     return {"jwt": jwt, "sig": base64.urlsafe_b64encode(signature).rstrip(b"=").decode()}
 
 

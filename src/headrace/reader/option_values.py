@@ -92,3 +92,16 @@ def parse_file(text: str) -> str:
     if not Path(text).exists():
         raise ValueError(f"there is no file {text!r} on this machine")
     return text
+
+
+def parse_credentials(text: str) -> str:
+    """Return the path of a credentials file, or its text. The value may be a secret, so no error contains it."""
+    if "-BEGIN " in text:
+        return text
+    try:
+        is_file = Path(text).is_file()
+    except OSError:  # too long for a name
+        is_file = False
+    if not is_file:
+        raise ValueError("it is neither a file on this machine nor the text of one, with -----BEGIN lines")
+    return text

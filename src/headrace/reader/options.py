@@ -128,7 +128,7 @@ _CONNECTION_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "user": ("user", v.parse_text),
     "password": ("password", v.parse_text),
     "token": ("token", v.parse_text),
-    "creds": ("creds", v.parse_file),
+    "creds": ("creds", v.parse_credentials),
     "tlsca": ("tls_ca", v.parse_file),
     "tlscert": ("tls_cert", v.parse_file),
     "tlskey": ("tls_key", v.parse_file),
