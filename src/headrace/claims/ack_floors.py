@@ -76,11 +76,13 @@ class Floors:
         Returns "" if there is none or the message is gone. `excluding` is a consumer whose ack of this very message was
         confirmed, although its floor may lag.
         """
-        floors = await self.get(stream) or ()
-        blocker = next(
-            (item.name for item in floors if item.name != excluding and item.needs(subject, seq)), ""
-        )
+        blocker = await self.find_unread(stream, subject, seq, excluding)
         return "" if blocker and await self.is_gone(stream, seq) else blocker
+
+    async def find_unread(self, stream: str, subject: str, seq: int, excluding: str = "") -> str:
+        """Return the name of a consumer or reader that has not read the message, whether or not it is still stored."""
+        floors = await self.get(stream) or ()
+        return next((item.name for item in floors if item.name != excluding and item.needs(subject, seq)), "")
 
     async def is_fully_read(self, stream: str, subject: str, seq: int, stored_ns: int) -> bool:
         """Return whether a message, stored at `stored_ns` or later, was read and is no longer needed, or is gone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from headrace.claims.audit_trail import Audit
 from headrace.claims.claim_removal import ClaimRemover
@@ -73,9 +74,13 @@ class ClaimDeleter:
         self._metrics = metrics
 
     async def delete(
-        self, to_delete: Sequence[tuple[ClaimEntry, str]], now_ns: int, report: CollectReport
+        self,
+        to_delete: Sequence[tuple[ClaimEntry, str]],
+        now_ns: int,
+        report: CollectReport,
+        unread: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[list[ClaimEntry], list[ClaimEntry]]:
-        """Delete claims (entry, event).
+        """Delete claims (entry, event); `unread` are object keys of those that a consumer still needed.
 
         Returns those that are gone now, and those that are not, because the store did not delete their objects or
         another process changed them meanwhile. Claims whose objects are not ours are reported and in neither list: their
@@ -87,7 +92,7 @@ class ClaimDeleter:
         removal = await self._remover.remove(
             [entry for entry, _ in to_delete], failures, isolate_failures=True
         )
-        await self._audit_deleted(removal.removed, events, now_ns)
+        await self._audit_deleted(removal.removed, events, now_ns, unread)
         collected = sum(events[entry.object_key] == "collected" for entry in removal.removed)
         self._count_deleted(collected, len(removal.removed) - collected, report)
         report.failed += len(removal.failed)
@@ -107,14 +112,27 @@ class ClaimDeleter:
         return owned
 
     async def _audit_deleted(
-        self, removed: Sequence[ClaimEntry], events: Mapping[str, str], now_ns: int
+        self,
+        removed: Sequence[ClaimEntry],
+        events: Mapping[str, str],
+        now_ns: int,
+        unread: Mapping[str, str],
     ) -> None:
         lifetime = self._metrics.lifetime.labels(self._config.namespace)
         for entry in removed:
             lifetime.observe(max(now_ns - entry.created_ns, 0) / 1e9)
-            await self._audit.record(
-                entry.namespace, entry.claim_id, events[entry.object_key], key=entry.object_key
-            )
+            details = {"key": entry.object_key}
+            if entry.object_key in unread:
+                details["unread_by"] = unread[entry.object_key]
+                self._report_unread(entry, unread[entry.object_key])
+            await self._audit.record(entry.namespace, entry.claim_id, events[entry.object_key], **details)
+
+    def _report_unread(self, entry: ClaimEntry, consumer: str) -> None:
+        """Report a claim that ended by its age although a consumer needed it: its message is lost to that consumer."""
+        self._metrics.expired_unread.labels(entry.namespace).inc()
+        _LOG.warning(
+            "claim %s on %s ended by its age before %s had read it", entry.claim_id, entry.subject, consumer
+        )
 
     def _count_deleted(self, collected: int, expired: int, report: CollectReport) -> None:
         self._metrics.deleted.labels(self._config.namespace).inc(collected)

@@ -136,8 +136,9 @@ class Collector:
         await self._report_strange(markers)
         ids = [claim_id for claim_id in markers if is_claim_id(claim_id)]
         entries = await self._registry.find_all(self._config.namespace, ids)
-        to_delete, waiting, unknown = await self._decide(entries.values(), markers)
-        _, failed = await self._deleter.delete(to_delete, await self._now_ns(), report)
+        unread: dict[str, str] = {}
+        to_delete, waiting, unknown = await self._decide(entries.values(), markers, unread)
+        _, failed = await self._deleter.delete(to_delete, await self._now_ns(), report, unread)
         await self._registry.reset_timers(waiting)
         report.waiting += len(waiting)
         report.failed += len(unknown)
@@ -152,10 +153,10 @@ class Collector:
                 await self._registry.on_rejected(RejectedRecord("due", message.subject, seq, reason))
 
     async def _decide(
-        self, entries: Iterable[ClaimEntry], markers: dict[str, Msg]
+        self, entries: Iterable[ClaimEntry], markers: dict[str, Msg], unread: dict[str, str]
     ) -> tuple[list[tuple[ClaimEntry, str]], list[tuple[ClaimEntry, float, int]], list[ClaimEntry]]:
         """Return the claims to delete, those that must wait, and those that cannot be decided now: a stream that may
-        not be queried, or does not answer, must not prevent other claims from being collected.
+        not be queried, or does not answer, must not prevent other claims from being collected. Adds to `unread`.
         """
         floors, now_ns = Floors(self._jetstream, self._registry.on_rejected), await self._now_ns()
         to_delete: list[tuple[ClaimEntry, str]] = []
@@ -172,6 +173,8 @@ class Collector:
                 continue
             if decision.event:
                 to_delete.append((entry, decision.event))
+                if decision.unread_by:
+                    unread[entry.object_key] = decision.unread_by
             else:
                 seq = markers[entry.claim_id].metadata.sequence.stream
                 waiting.append((entry, decision.wait_s, seq))

@@ -7,7 +7,7 @@ checks what depends on a stream, a store or another program.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ BACKENDS = ("folder", "memory", "s3", "minio", "gcs", "azure")
 COMPRESSIONS = ("none", "gzip", "zstd")
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DAY_S = 86400
+_KIND_NAMES: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,10 @@ class ClaimConfig:
 
     `store` has the backend's own settings (`path` of the folder, `endpoint`, `region`, credentials, ...). They are
     never published. `dead_letter` is a subject that gets the messages whose claims can never be read. With
-    `strict_subjects` consumers reject references on subjects that they were not published to.
+    `strict_subjects` consumers reject references on subjects that they were not published to. `read_from` are further
+    stores with claims of this namespace, from which they are read and deleted, but nothing is written there: mappings
+    with `backend`, `bucket` and `store`, each by default as above. `replicas` and `placement` are those of the registry
+    and the audit trail, which all namespaces share.
     """
 
     namespace: str
@@ -64,13 +68,36 @@ class ClaimConfig:
     audit: bool = True
     dead_letter: str = ""
     strict_subjects: bool = False
+    replicas: int = 1
+    placement: Mapping[str, Any] = field(default_factory=dict)
     ttl: Ttl = field(default_factory=Ttl)
     store: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    read_from: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for path, is_valid, text in _checks(self):
             if not is_valid:
                 raise ConfigError(path, text)
+
+    @property
+    def stream_settings(self) -> dict[str, Any]:
+        """Settings of the streams of the registry and the audit trail."""
+        placement = {"placement": dict(self.placement)} if self.placement else {}
+        return {"num_replicas": self.replicas, **placement}
+
+    @property
+    def buckets(self) -> frozenset[str]:
+        """The buckets in which claims of this namespace may be."""
+        return frozenset((self.bucket, *(item.get("bucket", self.bucket) for item in self.read_from)))
+
+    def read_configs(self) -> list[ClaimConfig]:
+        """Return this configuration once for each further store, with the settings of that store."""
+        found = []
+        for item in self.read_from:
+            is_other = item.get("backend", self.backend) != self.backend
+            settings = {"store": {}, **item} if is_other else item
+            found.append(replace(self, read_from=(), **settings))
+        return found
 
     @property
     def end_grace_s(self) -> int:
@@ -127,6 +154,23 @@ def _checks(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
         config.enabled or not config.required,
         "cannot be false while claim_check.required is true: set enabled: true",
     )
+    yield from _check_streams(config)
+    yield from _check_read_from(config)
+    yield from _check_ttl(ttl)
+
+
+def _check_streams(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
+    top = "claim_check"
+    yield f"{top}.replicas", 1 <= config.replicas <= 5, f"{config.replicas} is not between 1 and 5"
+    cluster, tags = config.placement.get("cluster", ""), config.placement.get("tags", [])
+    _check_known_keys(config.placement, {"cluster", "tags"}, f"{top}.placement.")
+    _check_type(f"{top}.placement.cluster", cluster, str)
+    for tag in _check_type(f"{top}.placement.tags", tags, list):
+        _check_type(f"{top}.placement.tags", tag, str)
+
+
+def _check_ttl(ttl: Ttl) -> Iterable[tuple[str, bool, str]]:
+    top = "claim_check"
     yield f"{top}.ttl.max_age", ttl.max_age >= 1, f"{ttl.max_age} is less than a second"
     yield (
         f"{top}.ttl.retention_after_read",
@@ -138,6 +182,23 @@ def _checks(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
         0 <= ttl.grace_period <= ttl.max_age,
         f"{ttl.grace_period} is not between 0 and max_age ({ttl.max_age})",
     )
+
+
+def _check_read_from(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
+    path = "claim_check.read_from"
+    for index, item in enumerate(config.read_from):
+        _check_type(f"{path}.{index}", item, dict)
+        _check_known_keys(item, {"backend", "bucket", "store"}, f"{path}.{index}.")
+        for key, value in item.items():
+            _check_type(f"{path}.{index}.{key}", value, dict if key == "store" else str)
+        yield f"{path}.{index}", bool(item), "it is the same store as the one above"
+        backend = item.get("backend", config.backend)
+        yield (
+            f"{path}.{index}.backend",
+            backend in BACKENDS,
+            f"{backend!r} is not one of {', '.join(BACKENDS)}",
+        )
+        yield f"{path}.{index}.bucket", bool(item.get("bucket", "-")), "a bucket name is required"
 
 
 def from_mapping(document: Mapping[str, Any]) -> ClaimConfig:
@@ -170,15 +231,13 @@ def _parse_ttl(check: Mapping[str, Any]) -> Ttl:
 
 def _get_field_type(owner: type, key: str) -> type:
     names = {"int": int, "bool": bool, "str": str}
-    text = next(item.type for item in fields(owner) if item.name == key)
-    return names.get(str(text), dict)
+    text = str(next(item.type for item in fields(owner) if item.name == key))
+    return list if text.startswith("Sequence") else names.get(text, dict)
 
 
 def _check_type(path: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise ConfigError(
-            path, f"{value!r} is not {'a mapping' if kind is dict else f'of type {kind.__name__}'}"
-        )
+        raise ConfigError(path, f"{value!r} is not {_KIND_NAMES.get(kind) or f'of type {kind.__name__}'}")
     return value
 
 

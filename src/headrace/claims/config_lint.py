@@ -14,7 +14,7 @@ from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
 from headrace.claims.jetstream_client import STREAM_NOT_FOUND, JetStreamClient
 from headrace.claims.records import MalformedRecord
-from headrace.claims.stores import ObjectStore, ObjectStoreError
+from headrace.claims.stores import CombinedStore, ObjectStore, ObjectStoreError
 from headrace.claims.stores import lifecycle as lifecycles
 from headrace.errors import RequestError
 
@@ -38,6 +38,7 @@ async def lint(
     found = list(_lint_config(config))
     found += await _lint_published(jetstream, config)
     found += await _lint_store(config, store)
+    found += await _lint_read_stores(config, store)
     for stream in streams:
         found += await _lint_stream(jetstream, config, stream)
     return found
@@ -62,7 +63,7 @@ async def _lint_published(jetstream: JetStreamClient, config: ClaimConfig) -> li
         return [Finding("error", about, f"the published configuration cannot be read: {error}")]
     if published is None:
         return []
-    errors, warnings = published_config.compare_configs(published, config.to_published())
+    errors, warnings = published_config.compare_with(published, config)
     return [Finding("error", about, text) for text in errors] + [
         Finding("warning", about, text) for text in warnings
     ]
@@ -84,6 +85,22 @@ async def _lint_store(config: ClaimConfig, store: ObjectStore) -> list[Finding]:
         return [Finding("error", about, text)]
     except ObjectStoreError as error:
         return [Finding("error", about, f"it cannot be reached: {error}")]
+
+
+async def _lint_read_stores(config: ClaimConfig, store: ObjectStore) -> list[Finding]:
+    """Report stores from which nothing is left to read."""
+    found = []
+    for other in store.others if isinstance(store, CombinedStore) else ():
+        about = f"bucket {other.bucket} in claim_check.read_from"
+        try:
+            if await anext(aiter(other.list(f"{config.namespace}/")), None) is None:
+                text = (
+                    f"it has no claims of {config.namespace} any more: remove it when no program writes to it"
+                )
+                found.append(Finding("warning", about, text))
+        except ObjectStoreError as error:
+            found.append(Finding("error", about, f"it cannot be reached: {error}"))
+    return found
 
 
 async def _lint_stream(jetstream: JetStreamClient, config: ClaimConfig, stream: str) -> list[Finding]:

@@ -20,6 +20,7 @@ from nats.errors import Error as NatsError
 from headrace.claims import reference as references
 from headrace.claims.audit_trail import Audit
 from headrace.claims.claim_release import ClaimReleaser, get_consumer_name
+from headrace.claims.clock import SECOND_NS
 from headrace.claims.compression import Chunk, Decompressor
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import (
@@ -43,6 +44,7 @@ from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
 _RETRY_S = 5.0
+_RETRY_S_MAX = 300.0
 #: Original subject of a dead letter.
 _FIRST_SUBJECT = "Claim-Subject"
 _DROPPED_HEADERS = (references.CLAIM_HEADER, "Nats-TTL")
@@ -114,7 +116,7 @@ class ClaimConsumer:
                 return
             if self._config.strict_subjects:
                 await self._check_subject(reference, message)
-            async for chunk in fetch(self._store, reference):
+            async for chunk in self._fetch(reference):
                 yield chunk
         except ClaimFailure as error:
             await self._record_failure(message, error)
@@ -123,6 +125,16 @@ class ClaimConsumer:
         self._metrics.retrieved.labels(namespace).inc()
         self._metrics.retrieval_duration.labels(namespace).observe(time.perf_counter() - started)
         await self._audit.record(namespace, reference.claim_id, "retrieved", by=get_consumer_name(message))
+
+    async def _fetch(self, reference: Reference) -> AsyncIterator[Chunk]:
+        """Yield the payload; one that is missing after `max_age` has expired: the grace period is for its consumers."""
+        try:
+            async for chunk in fetch(self._store, reference):
+                yield chunk
+        except ClaimNotFound as error:
+            if self._clock.now_ns() <= reference.expires_at * SECOND_NS:
+                raise
+            raise Expired(f"claim {reference.claim_id} ended at its max_age", reference.claim_id) from error
 
     async def _check_subject(self, reference: Reference, message: Msg) -> None:
         """Reject a reference on a subject that it was not published to, unless the message is known to be a copy.
@@ -146,6 +158,7 @@ class ClaimConsumer:
             f"claim {reference.claim_id} does not belong to subject {message.subject!r}: its object key is "
             f"{reference.object_key}",
             reference.claim_id,
+            may_pass=False,
         )
 
     async def _is_copy(self, reference: Reference, message: Msg) -> bool:
@@ -184,19 +197,40 @@ class ClaimConsumer:
     async def handle(self, message: Msg, handler: Callable[[Received], Awaitable[Any]]) -> bool:
         """Read the payload, call the handler, acknowledge; return whether all of it worked.
 
-        On errors that may pass the message is redelivered; a message whose claim can never be read goes to the dead
-        letters and is terminated. Exceptions of the handler are raised, without an ack.
+        On errors that may pass the message is redelivered, as long as its claim exists; a message whose claim can never
+        be read goes to the dead letters and is terminated. Exceptions of the handler are raised, without an ack.
         """
         try:
             received = await self.read(message)
         except ClaimFailure as error:
-            if error.retryable:
-                await message.nak(delay=_RETRY_S)
+            if error.retryable or (error.may_pass and await self._is_claim_live(message)):
+                await message.nak(delay=_get_retry_delay_s(message))
             else:
                 await self._dead_letter(message, error)
             return False
         await handler(received)
         return await self.ack(message)
+
+    async def _is_claim_live(self, message: Msg) -> bool:
+        """Return whether the registry has the claim of a message, and it has time left; True if that is unknown.
+
+        Then this program's store or configuration is at fault, not the message. A forged reference has no record, and
+        cannot extend its time.
+        """
+        try:
+            reference = references.decode(message.data)
+            stored_s = message.metadata.timestamp.timestamp()
+        except (Corrupt, NatsError):
+            return False
+        key, config = references.parse_key(reference.object_key), self._config
+        end_s = min(reference.expires_at, stored_s + config.ttl.max_age) + config.end_grace_s
+        if key is None or self._clock.now_ns() > end_s * SECOND_NS:
+            return False
+        try:
+            entry = await self._registry.find(key.namespace, reference.claim_id)
+        except (RequestTimeout, RequestError):
+            return True
+        return entry is not None and entry.reference == reference.as_dict()
 
     async def _record_failure(self, message: Msg, error: ClaimFailure) -> None:
         namespace = self._config.namespace
@@ -227,6 +261,15 @@ class ClaimConsumer:
                 await message.nak(delay=_RETRY_S)
                 return
         await message.term()
+
+
+def _get_retry_delay_s(message: Msg) -> float:
+    """Return when to redeliver a message whose claim cannot be read now: less and less often."""
+    try:
+        delivered = message.metadata.num_delivered
+    except NatsError:
+        return _RETRY_S
+    return float(min(_RETRY_S * 2 ** min(delivered - 1, 10), _RETRY_S_MAX))
 
 
 async def fetch(store: ObjectStore, reference: Reference) -> AsyncIterator[Chunk]:

@@ -35,9 +35,14 @@ class ClaimFailure(ClaimError):
     #: Its name in metrics, events and headers of dead letters.
     reason = "failed"
 
-    def __init__(self, text: str, claim_id: str = "") -> None:
+    #: Whether a repaired or upgraded program or store may be able to read the claim as long as it exists.
+    may_pass = False
+
+    def __init__(self, text: str, claim_id: str = "", *, may_pass: bool | None = None) -> None:
         super().__init__(text)
         self.claim_id = claim_id
+        if may_pass is not None:
+            self.may_pass = may_pass
 
 
 class Expired(ClaimFailure):
@@ -50,6 +55,7 @@ class ClaimNotFound(ClaimFailure):
     """The object is not in the store: expired, collected, or removed by another program."""
 
     reason = "not-found"
+    may_pass = True
 
 
 class ChecksumMismatch(ClaimFailure):
@@ -68,6 +74,7 @@ class Forbidden(ClaimFailure):
     """The reference points outside of its namespace: another bucket, prefix or key."""
 
     reason = "forbidden"
+    may_pass = True
 
 
 class Corrupt(ClaimFailure):

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from headrace.claims.ack_floors import Floors
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
+from headrace.claims.jetstream_client import RequestTimeout
 from headrace.claims.registry import ClaimEntry
+from headrace.errors import RequestError
 
 RECHECK_S = 30.0
 
@@ -21,12 +23,13 @@ RECHECK_S = 30.0
 @dataclass(frozen=True, slots=True)
 class GcDecision:
     """`event` is expired or collected if the claim may be deleted, otherwise "": check again in `wait_s`, because of
-    `reason`.
+    `reason`. `unread_by` names a consumer that needed a claim which ends by its age.
     """
 
     event: str
     wait_s: float = 0
     reason: str = ""
+    unread_by: str = ""
 
 
 async def decide(entry: ClaimEntry, config: ClaimConfig, now_ns: int, floors: Floors) -> GcDecision:
@@ -34,7 +37,8 @@ async def decide(entry: ClaimEntry, config: ClaimConfig, now_ns: int, floors: Fl
     ttl = config.ttl
     end_ns = entry.expires_ns + config.end_grace_s * SECOND_NS
     if now_ns >= end_ns:
-        return GcDecision("expired", reason="past max_age and grace_period")
+        unread_by = await _find_unread(entry, floors)
+        return GcDecision("expired", reason="past max_age and grace_period", unread_by=unread_by)
     if entry.state == "released" and ttl.delete_after_read and not entry.shared:
         released_ns = max(entry.updated_ns, entry.released_ns)
         retained_until_ns = released_ns + ttl.retention_after_read * SECOND_NS
@@ -60,6 +64,18 @@ async def decide(entry: ClaimEntry, config: ClaimConfig, now_ns: int, floors: Fl
 async def _find_blocker(entry: ClaimEntry, floors: Floors) -> str:
     for stream, (seq, subject) in entry.places.items():
         name = await floors.find_blocking_consumer(stream, subject, seq)
+        if name:
+            return f"{stream}/{name}"
+    return ""
+
+
+async def _find_unread(entry: ClaimEntry, floors: Floors) -> str:
+    """Return a consumer that has not read the claim, also if its message expired a moment ago; "" if that is unknown."""
+    for stream, (seq, subject) in entry.places.items():
+        try:
+            name = await floors.find_unread(stream, subject, seq)
+        except (RequestTimeout, RequestError):
+            continue  # the claim ends in any case
         if name:
             return f"{stream}/{name}"
     return ""

@@ -40,6 +40,9 @@ class Metrics:
             "claim_not_found_errors", "Claims expired or missing when they were fetched"
         )
         self.expired = self._counter("claims_expired", "Claims removed because of their age")
+        self.expired_unread = self._counter(
+            "claims_expired_unread", "Claims removed because of their age before every consumer had read them"
+        )
         self.orphaned = self._gauge("orphaned_claims", "Objects past max_age and grace at the last sweep")
         self.live = self._gauge("live_claims", "Claims in the registry at the last sweep")
         self.live_bytes = self._gauge(
@@ -48,30 +51,20 @@ class Metrics:
         self.lifetime = self._histogram(
             "claim_lifetime_seconds", "Seconds from creation to removal of a claim", _LIFETIME_BUCKETS
         )
-        self.errors = Counter(
-            "claim_check_claim_errors",
-            "Claims that could not be delivered, by reason",
-            ("namespace", "reason"),
-            registry=self.registry,
-        )
-
-        self.rejected = Counter(
-            "claim_check_records_rejected",
-            "Invalid records in the registry, by kind",
-            ("namespace", "kind"),
-            registry=self.registry,
-        )
+        self.errors = self._counter("claim_errors", "Claims that could not be delivered, by reason", "reason")
+        self.rejected = self._counter("records_rejected", "Invalid records in the registry, by kind", "kind")
 
     def init_labels(self, namespace: str) -> None:
         """Start every series at zero: a rate needs a first sample before the first event."""
         for metric in (self.created, self.retrieved, self.deleted, self.delete_failures, self.not_found):
             metric.labels(namespace)
         self.expired.labels(namespace)
+        self.expired_unread.labels(namespace)
         for kind in ("claim", "due", "lease", "config"):
             self.rejected.labels(namespace, kind)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"claim_check_{name}", text, _LABELS, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"claim_check_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"claim_check_{name}", text, _LABELS, registry=self.registry)

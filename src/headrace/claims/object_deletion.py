@@ -28,10 +28,10 @@ class ClaimObjects:
 
     def is_own(self, entry: ClaimEntry) -> bool:
         """Return whether an object is in this namespace and its bucket, and belongs to the claim."""
-        namespace, bucket = self._config.namespace, self._config.bucket
+        namespace = self._config.namespace
         return (
             entry.namespace == namespace
-            and entry.bucket == bucket
+            and entry.bucket in self._config.buckets
             and is_key_for(entry.object_key, namespace, entry.claim_id)
         )
 

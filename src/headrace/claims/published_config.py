@@ -7,6 +7,7 @@ or orphan claims are rejected; others are warnings.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from headrace.claims.config import ClaimConfig
@@ -79,7 +80,7 @@ async def check(jetstream: JetStreamClient, config: ClaimConfig, *, required: bo
         )
     if published is None:
         return []
-    errors, warnings = compare_configs(published, config.to_published())
+    errors, warnings = compare_with(published, config)
     if errors:
         raise ConfigConflict(
             f"namespace {config.namespace!r} has a different published configuration: {'; '.join(errors)}. Use the "
@@ -88,8 +89,19 @@ async def check(jetstream: JetStreamClient, config: ClaimConfig, *, required: bo
     return warnings
 
 
-def compare_configs(published: dict[str, Any], own: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return how two configurations of a namespace differ: (errors, warnings)."""
+def compare_with(published: dict[str, Any], config: ClaimConfig) -> tuple[list[str], list[str]]:
+    """Return how a configuration differs from the published one: (errors, warnings)."""
+    places = [(item.backend, item.bucket) for item in config.read_configs()]
+    return compare_configs(published, config.to_published(), places)
+
+
+def compare_configs(
+    published: dict[str, Any], own: dict[str, Any], read_places: Collection[tuple[str, str]] = ()
+) -> tuple[list[str], list[str]]:
+    """Return how two configurations of a namespace differ: (errors, warnings).
+
+    `read_places` are backends and buckets from which this program reads as well: others may write there.
+    """
 
     def find_differences(section: str, keys: tuple[str, ...]) -> list[str]:
         left, right = (published.get("ttl", {}), own["ttl"]) if section else (published, own)
@@ -99,7 +111,9 @@ def compare_configs(published: dict[str, Any], own: dict[str, Any]) -> tuple[lis
             if left.get(key) != right.get(key)
         ]
 
-    errors = find_differences("", _MUST_MATCH) + find_differences("ttl.", ("max_age",))
+    errors = find_differences("ttl.", ("max_age",))
+    if (published.get("backend"), published.get("bucket")) not in read_places:
+        errors = find_differences("", _MUST_MATCH) + errors
     if published.get("required") and not own["enabled"]:
         errors.append("enabled is false, but the published configuration requires the claim check")
     retention_s, max_age_s = own["ttl"]["retention_after_read"], published.get("ttl", {}).get("max_age") or 0

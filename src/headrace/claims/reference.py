@@ -41,6 +41,7 @@ _HOUR = re.compile(r"\d{10}", re.ASCII)
 _TOPIC_LENGTH_MAX = 160
 _HOUR_FORMAT = "%Y%m%d%H"
 _HOUR_NS = 3600 * SECOND_NS
+_MESSAGE_EXTRA_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
             f"claim {claim_id} has version {reference.version}, compression {reference.compression!r}: "
             "a newer producer wrote it",
             claim_id,
+            may_pass=True,
         )
     key = parse_key(reference.object_key)
     is_own = (
@@ -103,20 +105,31 @@ def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
         and key.belongs_to(config.namespace, claim_id)
         and key.hour == hour_of(reference.expires_at)
     )
-    if reference.bucket != config.bucket or not is_own:
+    if reference.bucket not in config.buckets or not is_own:
         raise Forbidden(
             f"claim {claim_id} points to {reference.bucket}/{reference.object_key}, "
-            f"outside of {config.bucket}/{config.namespace}/",
+            f"outside of {'|'.join(sorted(config.buckets))}/{config.namespace}/",
             claim_id,
         )
     if reference.original_size > config.max_size or reference.original_size < 0:
         raise TooLarge(
             f"claim {claim_id} has {reference.original_size} bytes, max_size is {config.max_size}", claim_id
         )
-    if now_ns > (reference.expires_at + config.clock_skew) * SECOND_NS:
+    if now_ns >= (reference.expires_at + config.end_grace_s) * SECOND_NS:
         raise Expired(
-            f"claim {claim_id} expired at {format_rfc3339(reference.expires_at * SECOND_NS)}", claim_id
+            f"claim {claim_id} expired at {format_rfc3339(reference.expires_at * SECOND_NS)}, and its grace period "
+            "is over",
+            claim_id,
         )
+
+
+def compute_message_ttl_s(expires_at: int, config: ClaimConfig, now_ns: int) -> int:
+    """Return the TTL of a message: until its claim has ended, and a minute more.
+
+    In that minute a late reader gets an error and a dead letter, and a collector still finds consumers that wait for an
+    ack of the message: no claim ends unread without being counted.
+    """
+    return max(expires_at + config.end_grace_s + _MESSAGE_EXTRA_S - now_ns // SECOND_NS, 1)
 
 
 def make_random_id() -> str:

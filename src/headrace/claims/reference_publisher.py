@@ -12,12 +12,11 @@ from typing import Any
 
 from headrace.claims.audit_trail import Audit
 from headrace.claims.claim_rollback import ClaimRollback
-from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import PublishFailed, PublishUnknown
 from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
 from headrace.claims.records import ClaimEntry
-from headrace.claims.reference import Reference
+from headrace.claims.reference import Reference, compute_message_ttl_s
 from headrace.claims.registry import Registry, metadata_ttl_s
 from headrace.clock import Clock
 from headrace.errors import RequestError
@@ -123,11 +122,11 @@ class ReferencePublisher:
     async def _publish_with_ttl(
         self, subject: str, reference: Reference, headers: dict[str, str]
     ) -> dict[str, Any]:
-        """Publish with a TTL, if the stream allows it, so that message and claim expire together."""
-        left_s = reference.expires_at - self._clock.now_ns() // SECOND_NS
+        """Publish with a TTL, if the stream allows it, so that the message ends soon after its claim."""
+        ttl_s = compute_message_ttl_s(reference.expires_at, self._config, self._clock.now_ns())
         if subject not in self._subjects_without_ttl and TTL not in headers:
             try:
-                timed = {**headers, TTL: f"{max(left_s, 1)}s"}
+                timed = {**headers, TTL: f"{ttl_s}s"}
                 return await self._jetstream.publish(subject, reference.encode(), timed)
             except RequestError as error:
                 if error.err_code != _TTL_DISABLED:

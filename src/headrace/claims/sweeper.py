@@ -8,8 +8,9 @@ gauges.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from headrace.claims.ack_floors import Floors
 from headrace.claims.claim_deletion import ClaimDeleter, CollectReport
@@ -60,8 +61,11 @@ class Sweeper:
             # Read again for each page, so that a need that has arisen meanwhile is respected.
             floors = Floors(self._registry.jetstream, self._registry.on_rejected)
             to_delete: list[tuple[ClaimEntry, str]] = []
+            unread: dict[str, str] = {}
             for entry in page:
                 decision, is_forgotten = await self._look_at(entry, now_ns, floors)
+                if decision.unread_by:
+                    unread[entry.object_key] = decision.unread_by
                 if decision.event:
                     to_delete.append((entry, decision.event))
                     report.lines.append(
@@ -73,7 +77,7 @@ class Sweeper:
                 if is_forgotten:
                     report.lines.append(f"release {entry.claim_id}: read or removed, but not released")
                     report.released += dry_run or await self.try_release(entry, now_ns)
-            await self._delete(to_delete, now_ns, report, dry_run)
+            await self._delete(to_delete, now_ns, report, dry_run, unread)
 
     async def _look_at(self, entry: ClaimEntry, now_ns: int, floors: Floors) -> tuple[GcDecision, bool]:
         """Decide about a claim, and whether its release was lost; a claim whose streams do not answer stays."""
@@ -153,13 +157,18 @@ class Sweeper:
                 await self._store.abort(upload)
 
     async def _delete(
-        self, to_delete: Sequence[tuple[ClaimEntry, str]], now_ns: int, report: CollectReport, dry_run: bool
+        self,
+        to_delete: Sequence[tuple[ClaimEntry, str]],
+        now_ns: int,
+        report: CollectReport,
+        dry_run: bool,
+        unread: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if dry_run:
             report.expired += sum(event == "expired" for _, event in to_delete)
             report.collected += sum(event == "collected" for _, event in to_delete)
         elif to_delete:
-            deleted, _ = await self._deleter.delete(to_delete, now_ns, report)
+            deleted, _ = await self._deleter.delete(to_delete, now_ns, report, unread)
             await self._registry.cancel_timers(entry for entry in deleted if entry.revision)
 
 

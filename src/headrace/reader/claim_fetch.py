@@ -161,7 +161,7 @@ class _ClaimConfigKey:
 
     def __init__(self, config: ClaimConfig) -> None:
         self.config = config
-        self._text = repr((config, sorted(config.store.items(), key=str)))
+        self._text = repr((config, sorted(config.store.items(), key=str), list(config.read_from)))
 
     def __hash__(self) -> int:
         return hash(self._text)

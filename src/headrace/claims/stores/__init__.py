@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import ConfigError
+from headrace.claims.stores.combined import CombinedStore
 from headrace.claims.stores.folder import FolderStore
 from headrace.claims.stores.memory import MemoryStore
 from headrace.claims.stores.object_store import (
@@ -32,6 +33,7 @@ __all__ = [
     "BucketAlreadyExists",
     "BucketMissing",
     "Chunk",
+    "CombinedStore",
     "FolderStore",
     "MemoryStore",
     "MultipartUpload",
@@ -47,7 +49,14 @@ __all__ = [
 
 
 def open_store(config: ClaimConfig, clock: Clock | None = None) -> ObjectStore:
-    """Return the store that a configuration names; nothing is connected or created yet."""
+    """Return the store that a configuration names, with those in `read_from`; nothing is connected or created yet."""
+    store = _open_single_store(config, clock)
+    if not config.read_from:
+        return store
+    return CombinedStore(store, [_open_single_store(each, clock) for each in config.read_configs()])
+
+
+def _open_single_store(config: ClaimConfig, clock: Clock | None) -> ObjectStore:
     settings = config.store
     if config.backend == "memory":
         return MemoryStore(config.bucket, clock)

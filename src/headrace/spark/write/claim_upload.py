@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from headrace.claims import ClaimConfig, Claims
 from headrace.claims import reference as references
-from headrace.claims.clock import SECOND_NS
 from headrace.claims.producer import ClaimProducer
 from headrace.claims.reference import Reference
 from headrace.claims.registry import ClaimEntry
@@ -171,13 +170,14 @@ def _replace_with_references(
 ) -> MessageColumns:
     payloads = columns.payloads.to_pylist()
     header_lines = [b""] * len(columns) if columns.header_lines is None else columns.header_lines.to_pylist()
-    now_s = SystemClock().now_ns() // SECOND_NS
+    now_ns = SystemClock().now_ns()
     for row, entry in zip(rows, entries, strict=True):
         payloads[row] = Reference(**(entry.reference or {})).encode()
         header_lines[row] += f"{references.CLAIM_HEADER}: true\r\n".encode()
         if config.allows_ttl and find_header(header_lines[row], _TTL) is None:
-            # Message and claim expire together; the claim may be from an attempt long ago.
-            header_lines[row] += b"%s: %ds\r\n" % (_TTL, max(entry.expires_at - now_s, 1))
+            # The message ends soon after its claim, which may be from an attempt long ago.
+            ttl_s = references.compute_message_ttl_s(entry.expires_at, config.claim_config, now_ns)
+            header_lines[row] += b"%s: %ds\r\n" % (_TTL, ttl_s)
     return replace(
         columns, header_lines=pa.array(header_lines, pa.binary()), payloads=pa.array(payloads, pa.binary())
     )
