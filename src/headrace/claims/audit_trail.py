@@ -7,8 +7,9 @@ and a claim never fails because its event did. The time of an event is the serve
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from headrace.claims.clock import SECOND_NS
@@ -34,10 +35,18 @@ class ClaimEvent:
 class Audit:
     """Writes and reads the audit trail; `enabled=False` writes nothing."""
 
-    def __init__(self, jetstream: JetStreamClient, *, enabled: bool = True, retention_days: int = 30) -> None:
+    def __init__(
+        self,
+        jetstream: JetStreamClient,
+        *,
+        enabled: bool = True,
+        retention_days: int = 30,
+        stream_settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._jetstream = jetstream
         self._enabled = enabled
         self._retention_days = retention_days
+        self._stream_settings = stream_settings
 
     async def ensure(self) -> None:
         config = {
@@ -47,6 +56,7 @@ class Audit:
             "allow_direct": True,
             "storage": "file",
             "description": "Claim check: what happened to claims",
+            **self._stream_settings,
         }
         if self._enabled:
             await ensure_stream(self._jetstream, config)

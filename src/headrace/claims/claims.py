@@ -57,9 +57,11 @@ class Claims:
         self.store = store or open_store(config, clock)
         self.metrics = metrics or Metrics()
         self.metrics.init_labels(config.namespace)
-        self.audit = Audit(self.jetstream, enabled=config.audit)
+        self.audit = Audit(self.jetstream, enabled=config.audit, stream_settings=config.stream_settings)
         self.registry = Registry(
-            self.jetstream, Rejections(config.namespace, self.audit, self.metrics).report
+            self.jetstream,
+            Rejections(config.namespace, self.audit, self.metrics).report,
+            config.stream_settings,
         )
         shared = (self.registry, self.audit, self.metrics)
         local = clock or SystemClock()

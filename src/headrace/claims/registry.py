@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from headrace.claims.clock import SECOND_NS
@@ -68,9 +69,15 @@ def make_entry(reference: Reference, namespace: str, subject: str, created_ns: i
 class Registry:
     """The claims of one server (or account). Unreadable records are skipped and passed to `on_rejected`."""
 
-    def __init__(self, jetstream: JetStreamClient, on_rejected: OnRejected = log_rejected) -> None:
+    def __init__(
+        self,
+        jetstream: JetStreamClient,
+        on_rejected: OnRejected = log_rejected,
+        stream_settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.jetstream = jetstream
         self.on_rejected = on_rejected
+        self._stream_settings = stream_settings
 
     async def ensure(self) -> None:
         """Create the stream if it is missing; raise if a stream of that name is not a registry."""
@@ -84,6 +91,7 @@ class Registry:
             "allow_direct": True,
             "storage": "file",
             "description": "Claim check: facts and timers of claims",
+            **self._stream_settings,
         }
         await ensure_stream(self.jetstream, config)
 
@@ -241,6 +249,7 @@ def metadata_ttl_s(entry: ClaimEntry, grace_s: int, now_ns: int) -> float:
 
 
 async def ensure_stream(jetstream: JetStreamClient, config: Mapping[str, Any]) -> None:
+    """Create a stream if it is missing; one with fewer replicas gets more, one with more keeps them."""
     try:
         await jetstream.api_request(f"STREAM.CREATE.{config['name']}", config)
     except RequestError as error:
@@ -250,6 +259,9 @@ async def ensure_stream(jetstream: JetStreamClient, config: Mapping[str, Any]) -
         needed = ("subjects", "max_msgs_per_subject", "allow_msg_ttl")
         if any(existing.get(key) != config[key] for key in needed if key in config):
             raise
+        if existing.get("num_replicas", 1) < config.get("num_replicas", 1):
+            settings = {key: config[key] for key in ("num_replicas", "placement") if key in config}
+            await jetstream.api_request(f"STREAM.UPDATE.{config['name']}", {**existing, **settings})
 
 
 async def scan_subjects(

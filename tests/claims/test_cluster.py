@@ -1,0 +1,121 @@
+"""Claims on a cluster of three nats-servers: they continue when the node with the registry dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nats
+import pytest
+from nats.aio.client import Client as Connection
+
+from claims.claims_harness import LARGE, TIMEOUT_S
+from headrace.claims import ClaimConfig, ClaimError, Claims, MemoryStore, Received, Ttl
+from headrace.claims.audit_trail import STREAM as AUDIT_STREAM
+from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
+from headrace.claims.registry import STREAM
+from headrace.errors import RequestError
+from support.cluster import Cluster
+
+pytestmark = pytest.mark.slow
+DEADLINE_S = 60.0
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture
+async def connection(cluster: Cluster) -> AsyncIterator[Connection]:
+    made = await nats.connect(
+        cluster.urls.split(","), connect_timeout=TIMEOUT_S, max_reconnect_attempts=-1, reconnect_time_wait=0.1
+    )
+    yield made
+    await made.close()
+
+
+async def retry(work: Callable[[], Awaitable[T]]) -> T:
+    """Repeat what fails while there is no leader."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                return await work()
+            except (ClaimError, RequestError, RequestTimeout):
+                await asyncio.sleep(0.1)
+
+
+def make_claims(connection: Connection, store: MemoryStore, replicas: int) -> Claims:
+    config = ClaimConfig(
+        "video", threshold=1024, backend="memory", replicas=replicas, ttl=Ttl(3600, True, 0, 300)
+    )
+    return Claims(connection, config, store=store, timeout_s=2.0, retry_s=0.1)
+
+
+async def get_replicas(connection: Connection, stream: str) -> int:
+    info = await JetStreamClient(connection).api_request(f"STREAM.INFO.{stream}")
+    replicas: int = info["config"]["num_replicas"]
+    return replicas
+
+
+async def test_claims_survive_the_node_that_leads_the_registry(
+    cluster: Cluster, connection: Connection, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    single = make_claims(connection, store, 1)
+    await retry(single.set_up)
+    assert await get_replicas(connection, STREAM) == 1
+    claims = make_claims(connection, store, 3)
+    await retry(claims.set_up)
+    await retry(single.set_up)
+    for stream in (STREAM, AUDIT_STREAM):
+        assert await get_replicas(connection, stream) == 3, "more are added, and none taken away"
+    js = claims.jetstream
+    config = {"name": "VIDEO", "subjects": ["video.>"], "num_replicas": 3, "allow_msg_ttl": True}
+    await retry(lambda: js.api_request("STREAM.CREATE.VIDEO", config))
+    body: dict[str, Any] = {"durable_name": "c", "ack_policy": "explicit"}
+    body = {"stream_name": "VIDEO", "config": body}
+    await retry(lambda: js.api_request("CONSUMER.DURABLE.CREATE.VIDEO.c", body))
+    await _await_replicas(cluster, STREAM)
+    sent = await retry(lambda: claims.producer.publish("video.a", LARGE, msg_id="1"))
+
+    node = cluster.leader_of(STREAM)
+    await asyncio.to_thread(node.kill)
+    try:
+        cluster.nodes.remove(node)
+        received: list[bytes] = []
+
+        async def take(message: Received) -> None:
+            received.append(message.data)
+
+        async def read() -> None:
+            (message,) = await js.pull("VIDEO", "c", 1, expires_s=2.0) or (None,)
+            if message is None or not await claims.consumer.handle(message, take):
+                raise RequestTimeout("nothing was read")
+
+        await retry(read)
+        await retry(lambda: claims.producer.publish("video.a", LARGE, msg_id="2"))
+        await retry(read)
+        assert set(received) == {LARGE}
+        await retry(claims.collector.collect)
+        assert sent.reference
+    finally:
+        node.start()
+        cluster.nodes.append(node)
+    await claims.close()
+    await single.close()
+
+
+async def _await_replicas(cluster: Cluster, stream: str) -> None:
+    """Wait until every replica has everything: nats-server adds them in the background."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            info = await asyncio.to_thread(cluster.api, f"STREAM.INFO.{stream}")
+            replicas = info["cluster"].get("replicas") or ()
+            if len(replicas) == 2 and all(each.get("current") for each in replicas):
+                return
+            await asyncio.sleep(0.1)
