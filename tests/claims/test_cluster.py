@@ -80,7 +80,12 @@ async def test_claims_survive_the_node_that_leads_the_registry(
     body: dict[str, Any] = {"durable_name": "c", "ack_policy": "explicit"}
     body = {"stream_name": "VIDEO", "config": body}
     await retry(lambda: js.api_request("CONSUMER.DURABLE.CREATE.VIDEO.c", body))
-    await _await_replicas(cluster, STREAM)
+    for item in (
+        f"STREAM.INFO.{STREAM}",
+        f"CONSUMER.INFO.{STREAM}.collectors-video",
+        "CONSUMER.INFO.VIDEO.c",
+    ):
+        await _await_replicas(cluster, item)
     sent = await retry(lambda: claims.producer.publish("video.a", LARGE, msg_id="1"))
 
     node = cluster.leader_of(STREAM)
@@ -110,11 +115,11 @@ async def test_claims_survive_the_node_that_leads_the_registry(
     await single.close()
 
 
-async def _await_replicas(cluster: Cluster, stream: str) -> None:
+async def _await_replicas(cluster: Cluster, item: str) -> None:
     """Wait until every replica has everything: nats-server adds them in the background."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            info = await asyncio.to_thread(cluster.api, f"STREAM.INFO.{stream}")
+            info = await asyncio.to_thread(cluster.api, item)
             replicas = info["cluster"].get("replicas") or ()
             if len(replicas) == 2 and all(each.get("current") for each in replicas):
                 return

@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 from headrace.claims.clock import parse_rfc3339_ns
 from headrace.claims.request_mux import RequestMux
 from headrace.claims.stream_messages import StreamMessage, get_status, is_readable, parse_direct, parse_stored
-from headrace.errors import RequestError
+from headrace.errors import ClaimError, RequestError
 
 _LOG = logging.getLogger("headrace.claims")
 _NO_RESPONDERS = "503"
@@ -42,18 +42,22 @@ CONSUMER_NOT_FOUND = 10014
 STREAM_NAME_IN_USE = 10058
 
 
-class RequestTimeout(Exception):
+class RequestTimeout(ClaimError):
     """There was no reply in time, or the connection was lost: the outcome is unknown."""
 
 
-class NoStreamResponse(RequestError):
+class RequestRejected(RequestError, ClaimError):
+    """The server rejected a request."""
+
+
+class NoStreamResponse(RequestRejected):
     """No stream has this subject: certainly nothing was stored."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(503, 0, f"no stream has subject {subject!r}, or JetStream is disabled")
 
 
-class ConsumerUnavailable(RequestError):
+class ConsumerUnavailable(RequestRejected):
     """The consumer does not exist, or changed while it was queried."""
 
     def __init__(self, stream: str, consumer: str) -> None:
@@ -304,7 +308,7 @@ def raise_on_error(response: dict[str, Any]) -> dict[str, Any]:
     """Return a response, or raise the error in it."""
     if "error" in response:
         error = response["error"]
-        raise RequestError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
+        raise RequestRejected(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
     return response
 
 
@@ -319,5 +323,5 @@ def _parse_end(end: Msg, subject: str) -> Mapping[str, str]:
     if status == _NO_RESPONDERS:
         raise NoStreamResponse(subject)
     if status not in _END_STATUSES:
-        raise RequestError(int(status), 0, headers.get("Description", ""))
+        raise RequestRejected(int(status), 0, headers.get("Description", ""))
     return headers

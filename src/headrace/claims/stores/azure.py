@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.claims.stores.lifecycle import LifecycleRule
 from headrace.claims.stores.object_store import ObjectStoreError
-from headrace.claims.stores.obstore_backend import CloudStore, make_client_options
+from headrace.claims.stores.obstore_backend import CloudStore, create_once, make_client_options
 
 _MANAGEMENT_KEYS = ("subscription_id", "resource_group")
 
@@ -53,7 +53,9 @@ class AzureStore(CloudStore):
         if not self._has_library():
             await super().ensure_bucket()
         elif not await self.bucket_exists():
-            await self.call_admin(lambda container: container.create_container())
+            await create_once(
+                lambda: self.call_admin(lambda container: container.create_container()), self.bucket_exists
+            )
 
     async def bucket_exists(self) -> bool:
         if not self._has_library():

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.claims.stores.lifecycle import LifecycleRule
 from headrace.claims.stores.object_store import ObjectStoreError
-from headrace.claims.stores.obstore_backend import CloudStore, make_client_options
+from headrace.claims.stores.obstore_backend import CloudStore, create_once, make_client_options
 
 
 def make_gcs_store(bucket: str, settings: Mapping[str, Any]) -> GcsStore:
@@ -46,7 +46,9 @@ class GcsStore(CloudStore):
         if _import_storage() is None:
             await super().ensure_bucket()
         elif not await self.bucket_exists():
-            await self.call_admin(lambda admin: admin.create_bucket(self.bucket))
+            await create_once(
+                lambda: self.call_admin(lambda admin: admin.create_bucket(self.bucket)), self.bucket_exists
+            )
 
     async def bucket_exists(self) -> bool:
         if _import_storage() is None:

@@ -7,12 +7,16 @@ because no vendor accepts less.
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headrace.claims.stores.object_store import ObjectStoreError
 
 LifecycleRule = dict[str, Any]
+_ATTEMPTS = 10
 
 
 class Lifecycle(Protocol):
@@ -33,14 +37,18 @@ async def ensure_rules(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
     """Make sure that the namespace's rules exist; return whether anything had to be written."""
     if await has_required_rules(lifecycle, namespace, days):
         return False
-    other_rules = [rule for rule in await lifecycle.read() if not lifecycle.is_own_rule(rule, namespace)]
-    await lifecycle.write([*other_rules, *lifecycle.make_rules(namespace, days)])
-    if not await has_required_rules(lifecycle, namespace, days):
-        raise ObjectStoreError(
-            f"the lifecycle rules for {namespace!r} were written but are not in the bucket; another program may "
-            "write rules at the same time: try again"
-        )
-    return True
+    for _ in range(_ATTEMPTS):
+        started = time.monotonic()
+        other_rules = [rule for rule in await lifecycle.read() if not lifecycle.is_own_rule(rule, namespace)]
+        await lifecycle.write([*other_rules, *lifecycle.make_rules(namespace, days)])
+        # A program that read the rules before they were written here replaces them within about the same time.
+        await asyncio.sleep((time.monotonic() - started) * random.uniform(3, 6))
+        if await has_required_rules(lifecycle, namespace, days):
+            return True
+    raise ObjectStoreError(
+        f"the lifecycle rules for {namespace!r} were written but are not in the bucket; another program may "
+        "write rules at the same time: try again"
+    )
 
 
 async def has_required_rules(lifecycle: Lifecycle, namespace: str, days: int) -> bool:

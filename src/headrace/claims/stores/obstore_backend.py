@@ -6,8 +6,9 @@ the vendor's own library. Errors of obstore are translated here and nowhere else
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ from headrace.claims.stores.object_store import (
 _PAGE_SIZE = 1000
 _READ_BYTES = 4 * 1024 * 1024
 _DELETE_BATCH = 1000
+_CREATE_ATTEMPTS = 4
+_CREATE_PAUSE_S = 0.1
 
 
 class CloudStore:
@@ -173,6 +176,20 @@ def make_client_options(settings: Mapping[str, Any], endpoint: str) -> dict[str,
         "retry_timeout": timedelta(seconds=settings.get("retry_timeout", 60)),
     }
     return {"client_options": options, "retry_config": retries}
+
+
+async def create_once(create: Callable[[], Awaitable[Any]], exists: Callable[[], Awaitable[bool]]) -> None:
+    """Create a bucket, unless another program does so at the same time: then wait until it exists."""
+    for attempt in range(_CREATE_ATTEMPTS):
+        try:
+            await create()
+            return
+        except ObjectStoreError:
+            if await exists():
+                return
+            if attempt == _CREATE_ATTEMPTS - 1:
+                raise
+        await asyncio.sleep(_CREATE_PAUSE_S * 2**attempt)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ and has no rule of ours.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from headrace.claims.stores.object_store import (
     MultipartUpload,
     ObjectStoreError,
 )
-from headrace.claims.stores.obstore_backend import CloudStore, make_client_options
+from headrace.claims.stores.obstore_backend import CloudStore, create_once, make_client_options
 
 _CREDENTIAL_KEYS = ("access_key_id", "secret_access_key", "session_token")
 _NO_LIFECYCLE_CODE = "NoSuchLifecycleConfiguration"
@@ -38,7 +39,7 @@ def make_s3_store(bucket: str, settings: Mapping[str, Any]) -> S3Store:
     options: dict[str, Any] = {key: settings[key] for key in _CREDENTIAL_KEYS if key in settings}
     if endpoint:
         options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
-    options["region"] = settings.get("region", _DEFAULT_REGION)
+    options["region"] = _get_region(settings)
     return S3Store(bucket, Client(bucket, **options, **make_client_options(settings, endpoint)), settings)
 
 
@@ -58,7 +59,10 @@ class S3Store(CloudStore):
             return
         if _import_boto3() is None:
             await super().ensure_bucket()
-        await self.call_admin("create_bucket", Bucket=self.bucket, **self._bucket_configuration())
+        await create_once(
+            lambda: self.call_admin("create_bucket", Bucket=self.bucket, **self._bucket_configuration()),
+            self.bucket_exists,
+        )
 
     async def bucket_exists(self) -> bool:
         if _import_boto3() is None:
@@ -128,7 +132,7 @@ class S3Store(CloudStore):
 
     @property
     def _region(self) -> str:
-        return str(self._settings.get("region", _DEFAULT_REGION))
+        return _get_region(self._settings)
 
     def _get_admin_client(self) -> Any:
         if self._admin_client is None:
@@ -177,6 +181,12 @@ class S3Lifecycle:
 
     def is_own_rule(self, rule: LifecycleRule, namespace: str) -> bool:
         return rule.get("ID") in _get_rule_ids(namespace)
+
+
+def _get_region(settings: Mapping[str, Any]) -> str:
+    """Return the configured region, or the environment's as the tools of AWS do."""
+    names = ("AWS_REGION", "AWS_DEFAULT_REGION")
+    return str(settings.get("region") or next(filter(None, map(os.environ.get, names)), _DEFAULT_REGION))
 
 
 def _next_page_markers(response: Mapping[str, Any]) -> dict[str, Any] | None:
