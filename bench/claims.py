@@ -337,11 +337,69 @@ async def _timed_removal(verb: str, count: int, work: Callable[[], Awaitable[Any
     )
 
 
+async def bench_floors(connection: Any, folder: Path, count: int) -> None:
+    """Measure a sweep of claims that nobody has read, in a stream with all messages and in one that lacks one."""
+    clock = FakeClock()
+    settings = {"path": str(folder / "floors"), "sync": False}
+    config = ClaimConfig("benchfloors", ttl=Ttl(86400, True, 0, 60), store=settings)
+    claims = await Claims.open(connection, config, clock=clock)
+    stream = "BENCHFLOORS"
+    await claims.jetstream.api_request(f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [stream]})
+    body = {"stream_name": stream, "config": {"durable_name": "down", "ack_policy": "explicit"}}
+    await claims.jetstream.api_request(f"CONSUMER.DURABLE.CREATE.{stream}.down", body)
+    for start in range(0, count, 1000):
+        numbers = range(start, min(start + 1000, count))
+        await claims.jetstream.publish_all((stream, b"x" * 400, {}) for _ in numbers)
+        await _unread(claims, stream, numbers)
+    clock.advance(3600)
+    for name in ("all messages", "one message deleted"):
+        started = time.perf_counter()
+        report = await claims.collector.collect()
+        spent = time.perf_counter() - started
+        print(
+            f"swept {report.live} unread claims ({name}) in {spent:.2f} s: {report.live / spent:,.0f}/s",
+            flush=True,
+        )
+        await claims.jetstream.api_request(f"STREAM.MSG.DELETE.{stream}", {"seq": count // 2})
+    await claims.close()
+
+
+async def _unread(claims: Claims, stream: str, numbers: range) -> None:
+    """Create the records of live claims."""
+    now_ns = int(time.time() * 1e9)
+    expires_at = now_ns // 10**9 + 80000
+    entries = [
+        ClaimEntry(
+            f"u{number}",
+            "benchfloors",
+            stream,
+            "claims",
+            make_key("benchfloors", stream, expires_at, f"u{number}"),
+            100,
+            100,
+            now_ns,
+            expires_at,
+            state="live",
+            places={stream: (number + 1, stream)},
+        )
+        for number in numbers
+    ]
+    await claims.jetstream.publish_all(
+        (claim_subject(entry.namespace, entry.claim_id), encode_json(_record(entry)), {}) for entry in entries
+    )
+
+
+def _record(entry: ClaimEntry) -> dict[str, Any]:
+    return {name: value for name, value in asdict(entry).items() if name not in ("revision", "updated_ns")}
+
+
 async def main(options: argparse.Namespace, url: str, folder: Path, weed: Weed | None) -> None:
     connection = await nats.connect(url)
     sizes = [int(text) for text in options.sizes.split(",")]
     if "collect" in options.parts:
         await bench_collect(connection, folder, options.collect, options.repeats)
+    if "floors" in options.parts:
+        await bench_floors(connection, folder, options.collect)
     if "object-store" in options.parts:
         store = FolderStore(folder, "objects", sync=False)
         await bench_object_store(connection, store, options.repeats, "unsynced")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from headrace.deprecation import renamed_parameter
 from headrace.errors import RequestError
 
 _ATTEMPTS = 5
+_STREAMS_AT_ONCE = 16
 _T = TypeVar("_T")
 
 
@@ -39,6 +41,8 @@ class Floor:
     start_seq: int | None = None
     #: Earliest storage time of a message that it can have received.
     start_time_ns: int = 0
+    #: Whether it acknowledges: if not, a delivery does not show that the payload was read.
+    acks: bool = True
 
     def needs(self, subject: str, seq: int) -> bool:
         return seq > max(self.ack_floor, self.delivered_floor) and self.matches_filter(subject)
@@ -51,7 +55,8 @@ class Floor:
         could_have_read = (
             self.start_seq is not None and seq >= self.start_seq and stored_ns >= self.start_time_ns
         )
-        return could_have_read and self.matches_filter(subject) and not self.needs(subject, seq)
+        is_matching = self.acks and self.matches_filter(subject)
+        return could_have_read and is_matching and not self.needs(subject, seq)
 
 
 class Floors:
@@ -61,6 +66,8 @@ class Floors:
         self._jetstream = jetstream
         self._on_rejected = on_rejected
         self._by_stream: dict[str, list[Floor] | None] = {}
+        #: First and last sequence of streams; None if messages between them are missing.
+        self._stored: dict[str, tuple[int, int] | None] = {}
         #: Streams that could not be queried: one request each is enough.
         self._failed: dict[str, RequestTimeout | RequestError] = {}
 
@@ -69,6 +76,21 @@ class Floors:
         if stream not in self._by_stream:
             self._by_stream[stream] = await self._query_once(stream, self._load(stream))
         return self._by_stream[stream]
+
+    async def preload(self, streams: Iterable[str]) -> None:
+        """Read the floors of streams, several at once, and which messages they have.
+
+        Then decisions about many claims need no request each. Errors are raised when the floors are needed.
+        """
+        limit = asyncio.Semaphore(_STREAMS_AT_ONCE)
+
+        async def load(stream: str) -> None:
+            async with limit:
+                with suppress(RequestTimeout, RequestError):
+                    if await self.get(stream) is not None:
+                        self._stored[stream] = await self._load_stored(stream)
+
+        await asyncio.gather(*(load(stream) for stream in set(streams)))
 
     async def find_blocking_consumer(self, stream: str, subject: str, seq: int, excluding: str = "") -> str:
         """Return the name of a consumer or reader that still needs the message.
@@ -94,6 +116,9 @@ class Floors:
 
     async def is_gone(self, stream: str, seq: int) -> bool:
         """Return whether a message has left its stream."""
+        stored = self._stored.get(stream)
+        if stored is not None and seq <= stored[1]:
+            return seq < stored[0]
         return await self._query_once(stream, self._jetstream.get_message(stream, seq)) is None
 
     async def _query_once(self, stream: str, asking: Coroutine[Any, Any, _T]) -> _T:
@@ -106,6 +131,20 @@ class Floors:
         except (RequestTimeout, RequestError) as error:
             self._failed[stream] = error
             raise
+
+    async def _load_stored(self, stream: str) -> tuple[int, int] | None:
+        """Return the sequences between which a stream has every message; None if some are missing, or if that is unknown.
+
+        A program that may not ask is not answered: it asks once, and then for each message, which it may.
+        """
+        if stream in self._jetstream.streams_without_info:
+            return None
+        try:
+            state = (await self._jetstream.api_request(f"STREAM.INFO.{stream}"))["state"]
+        except RequestTimeout:
+            self._jetstream.streams_without_info.add(stream)
+            return None
+        return None if state.get("num_deleted") else (state["first_seq"], state["last_seq"])
 
     async def _load(self, stream: str) -> list[Floor] | None:
         consumers, leases = await asyncio.gather(
@@ -164,6 +203,7 @@ def parse_floor(info: dict[str, Any]) -> Floor:
         delivered if not info.get("num_ack_pending") else 0,
         config.get("opt_start_seq", 0),
         _get_start_time_ns(info),
+        config.get("ack_policy") != "none",
     )
 
 

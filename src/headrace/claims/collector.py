@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace.claims.ack_floors import Floors
+from headrace.claims.background_tasks import run_until_cancelled
 from headrace.claims.claim_deletion import ClaimDeleter, CollectReport
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
@@ -102,14 +103,22 @@ class Collector:
 
     async def watch(self, sweep_every_s: float = 300.0, poll_s: float = 5.0) -> None:
         """Collect forever. Failures are retried; the store or the server may come back."""
-        loop = asyncio.get_running_loop()
-        next_sweep = loop.time()
+        await run_until_cancelled(
+            self._repeat(lambda: self.collect_due(poll_s), 0, poll_s),
+            self._repeat(self._sweep, sweep_every_s, poll_s),
+        )
+
+    async def _sweep(self) -> CollectReport:
+        return await self._sweeper.sweep(await self._now_ns())
+
+    async def _repeat(
+        self, work: Callable[[], Awaitable[CollectReport]], pause_s: float, poll_s: float
+    ) -> None:
+        """Do some work again and again; after a failure soon."""
         while True:
             try:
-                if loop.time() >= next_sweep:
-                    await self.collect()
-                    next_sweep = loop.time() + sweep_every_s
-                await self.collect_due(poll_s)
+                await work()
+                await asyncio.sleep(pause_s)
             except (RequestTimeout, RequestError, ObjectStoreError, NatsError, OSError) as error:
                 _LOG.warning("collecting claims of %s failed, retrying: %s", self._config.namespace, error)
                 await asyncio.sleep(min(poll_s, 1.0))
@@ -162,15 +171,22 @@ class Collector:
         to_delete: list[tuple[ClaimEntry, str]] = []
         waiting: list[tuple[ClaimEntry, float, int]] = []
         unknown: list[ClaimEntry] = []
-        for entry in entries:
-            try:
-                decision = await decide(entry, self._config, now_ns, floors)
-            except (RequestTimeout, RequestError) as error:
+        entries = list(entries)
+        await floors.preload(stream for entry in entries for stream in entry.places)
+        found = await asyncio.gather(
+            *(decide(entry, self._config, now_ns, floors) for entry in entries), return_exceptions=True
+        )
+        for entry, decision in zip(entries, found, strict=True):
+            if isinstance(decision, RequestTimeout | RequestError):
                 _LOG.warning(
-                    "cannot determine whether claim %s is still needed, will retry: %s", entry.claim_id, error
+                    "cannot determine whether claim %s is still needed, will retry: %s",
+                    entry.claim_id,
+                    decision,
                 )
                 unknown.append(entry)
                 continue
+            if isinstance(decision, BaseException):
+                raise decision
             if decision.event:
                 to_delete.append((entry, decision.event))
                 if decision.unread_by:

@@ -8,19 +8,19 @@ stops with it at once. It knows nothing of the broker except its address.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nats.aio.client import Client as Connection
 from prometheus_client import generate_latest
 
+from headrace.claims.background_tasks import cancel_and_wait, run_until_cancelled
 from headrace.claims.claims import Claims
 from headrace.claims.config import ClaimConfig
 from headrace.claims.lenient_parsing import connect
 from headrace.claims.metrics import Metrics
 
 _RETRY_S_MAX = 30.0
-_CANCEL_RETRY_S = 0.5
 Warn = Callable[[str], None]
 
 
@@ -43,7 +43,7 @@ class CollectorService:
         """Stop in the middle of any work: all of it can be repeated."""
         task, self._task = self._task, None
         if task is not None:
-            await _cancel_and_wait(task)
+            await cancel_and_wait(task)
 
     def export_metrics(self) -> bytes:
         """Return the metrics in Prometheus text format."""
@@ -90,25 +90,3 @@ class CollectorService:
 
     async def _on_error(self, error: Exception) -> None:
         """Ignore the error: nats-py would print a traceback for each, and important ones surface in our own calls."""
-
-
-async def run_until_cancelled(*work: Awaitable[None]) -> None:
-    """Run awaitables that last until they are cancelled, and make sure that all of them end then."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION) if tasks else ((), ())
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            await _cancel_and_wait(task)
-
-
-async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    """Cancel until the task has ended.
-
-    A cancellation is lost if a reply arrives at the same moment (`asyncio.wait_for` before 3.12).
-    """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=_CANCEL_RETRY_S)

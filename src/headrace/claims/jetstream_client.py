@@ -72,6 +72,8 @@ class JetStreamClient:
     def __init__(self, connection: Connection, *, timeout_s: float = 5.0, prefix: str = "$JS.API") -> None:
         self.connection = connection
         self.timeout_s = timeout_s
+        #: Streams whose info was requested in vain: this program may lack the permission.
+        self.streams_without_info: set[str] = set()
         self._prefix = prefix
         self._mux = RequestMux(connection)
 

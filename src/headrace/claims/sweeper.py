@@ -7,6 +7,7 @@ gauges.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -62,8 +63,10 @@ class Sweeper:
             floors = Floors(self._registry.jetstream, self._registry.on_rejected)
             to_delete: list[tuple[ClaimEntry, str]] = []
             unread: dict[str, str] = {}
-            for entry in page:
-                decision, is_forgotten = await self._look_at(entry, now_ns, floors)
+            await floors.preload(stream for entry in page for stream in entry.places)
+            # All of a page at once: each may need a request.
+            found = await asyncio.gather(*(self._look_at(entry, now_ns, floors) for entry in page))
+            for entry, (decision, is_forgotten) in zip(page, found, strict=True):
                 if decision.unread_by:
                     unread[entry.object_key] = decision.unread_by
                 if decision.event:
