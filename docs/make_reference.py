@@ -131,6 +131,7 @@ CLIENT_HEADERS: Table = {
     ),
     "Claim-Error": "On a dead letter: why the claim could not be read.",
     "Claim-Subject": "On a dead letter: the original subject.",
+    "Claim-Sent-TTL": "On a message with a claim: the sender's `Nats-TTL`, which is shortened if its claim ends earlier.",
 }
 HEADERS = {
     "Publishing": PUBLISH_HEADERS,

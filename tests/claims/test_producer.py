@@ -61,7 +61,7 @@ async def test_the_message_has_the_fields_and_the_ttl(world: ClaimsHarness) -> N
     message = await world.next(stream, "c")
     assert message.headers
     assert message.headers["prism-claim-check"] == "true"
-    assert message.headers["Nats-TTL"] == "7200s"
+    assert message.headers["Nats-TTL"] == "10860s"
     assert message.headers["Nats-Msg-Id"] == "m1"
     fields = reference_of(message)
     assert {"claim_id", "bucket", "object_key", "original_size", "compression", "checksum"} <= fields.keys()

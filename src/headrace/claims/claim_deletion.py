@@ -151,6 +151,7 @@ class _FailedDeletions:
     now_ns: int
 
     async def on_delete_failed(self, entry: ClaimEntry, error: ObjectStoreError) -> None:
+        _LOG.warning("claim %s could not be deleted, will retry: %s", entry.claim_id, error)
         await self.audit.record(
             entry.namespace, entry.claim_id, "failed", step="delete", error=str(error)[:200]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 
 from headrace.claims.audit_trail import Audit
@@ -14,6 +15,8 @@ from headrace.claims.registry import Registry, metadata_ttl_s
 from headrace.claims.stores import ObjectStore, ObjectStoreError
 from headrace.clock import Clock
 from headrace.errors import RequestError
+
+_LOG = logging.getLogger("headrace.claims")
 
 
 class ClaimRollback:
@@ -51,6 +54,11 @@ class ClaimRollback:
         await self._audit.record(entry.namespace, entry.claim_id, "deleted", reason="not published")
 
     async def on_delete_failed(self, entry: ClaimEntry, error: ObjectStoreError) -> None:
+        _LOG.warning(
+            "claim %s was not published, and its object could not be deleted; a collector will delete it: %s",
+            entry.claim_id,
+            error,
+        )
         await self._audit.record(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))
 
     async def restore_record(self, entry: ClaimEntry, tombstone: int) -> None:

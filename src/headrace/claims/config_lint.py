@@ -5,7 +5,7 @@ Errors lose claims or leak objects; warnings cost something or deserve a look. N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,10 +112,20 @@ async def _lint_stream(jetstream: JetStreamClient, config: ClaimConfig, stream: 
             return [Finding("error", about, "it does not exist")]
         raise
     found = [Finding("warning", about, text) for text in _lint_message_age(info, config)]
-    listed = await jetstream.api_request(f"CONSUMER.LIST.{stream}", {"offset": 0})
-    for consumer in listed.get("consumers") or ():
+    async for consumer in _iter_consumers(jetstream, stream):
         found += _lint_consumer(consumer["config"], config, f"consumer {stream}/{consumer['name']}")
     return found
+
+
+async def _iter_consumers(jetstream: JetStreamClient, stream: str) -> AsyncIterator[dict[str, Any]]:
+    """Yield all consumers of a stream; a server returns them in pages."""
+    offset, total = 0, 1
+    while offset < total:
+        page = await jetstream.api_request(f"CONSUMER.LIST.{stream}", {"offset": offset})
+        listed, total = page.get("consumers") or (), page.get("total", 0)
+        for consumer in listed:
+            yield consumer
+        offset += len(listed) or total
 
 
 def _lint_message_age(info: dict[str, Any], config: ClaimConfig) -> Iterable[str]:

@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace.claims import reference as references
+from headrace.claims.ack_keep_alive import AckKeepAlive
 from headrace.claims.audit_trail import Audit
 from headrace.claims.claim_release import ClaimReleaser, get_consumer_name
 from headrace.claims.clock import SECOND_NS
@@ -47,7 +48,6 @@ _RETRY_S = 5.0
 _RETRY_S_MAX = 300.0
 #: Original subject of a dead letter.
 _FIRST_SUBJECT = "Claim-Subject"
-_DROPPED_HEADERS = (references.CLAIM_HEADER, "Nats-TTL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class ClaimConsumer:
         self._metrics = metrics
         self._clock = clock
         self._releaser = ClaimReleaser(jetstream, config, store, registry, audit, metrics, clock)
+        self._keep_alive = AckKeepAlive(jetstream, config.ttl.max_age)
         #: Streams whose messages may have subjects other than those they were published to.
         self._copying: set[str] = set()
 
@@ -97,13 +98,13 @@ class ClaimConsumer:
     async def read(self, message: Msg) -> Received:
         """Return the complete, verified payload. Raises `Expired`, `ClaimNotFound`, `ChecksumMismatch`, `TooLarge`, ..."""
         data = b"".join([bytes(chunk) async for chunk in self.stream(message)])
-        reference = references.decode(message.data) if references.is_claim(message.headers) else None
-        headers = {
-            name: value for name, value in (message.headers or {}).items() if name not in _DROPPED_HEADERS
-        }
-        if reference is not None:
-            headers[references.CONTENT_TYPE] = reference.content_type
+        headers = dict(message.headers or {})
         content_type = headers.get(references.CONTENT_TYPE, "")
+        reference = None
+        if references.is_claim(message.headers):
+            reference = references.decode(message.data)
+            headers = references.restore_headers(headers, reference.claim_id)
+            content_type = reference.content_type
         return Received(message.subject, data, headers, content_type, reference, message)
 
     async def stream(self, message: Msg) -> AsyncIterator[Chunk]:
@@ -197,19 +198,24 @@ class ClaimConsumer:
     async def handle(self, message: Msg, handler: Callable[[Received], Awaitable[Any]]) -> bool:
         """Read the payload, call the handler, acknowledge; return whether all of it worked.
 
+        While this takes long the server is asked to wait, so that the message is not delivered a second time meanwhile.
         On errors that may pass the message is redelivered, as long as its claim exists; a message whose claim can never
         be read goes to the dead letters and is terminated. Exceptions of the handler are raised, without an ack.
         """
-        try:
-            received = await self.read(message)
-        except ClaimFailure as error:
-            if error.retryable or (error.may_pass and await self._is_claim_live(message)):
-                await message.nak(delay=_get_retry_delay_s(message))
-            else:
-                await self._dead_letter(message, error)
-            return False
-        await handler(received)
-        return await self.ack(message)
+        async with self._keep_alive.keep(message):
+            try:
+                received = await self.read(message)
+            except ClaimFailure as error:
+                await self._retry_or_give_up(message, error)
+                return False
+            await handler(received)
+            return await self.ack(message)
+
+    async def _retry_or_give_up(self, message: Msg, error: ClaimFailure) -> None:
+        if error.retryable or (error.may_pass and await self._is_claim_live(message)):
+            await message.nak(delay=_get_retry_delay_s(message))
+        else:
+            await self._dead_letter(message, error)
 
     async def _is_claim_live(self, message: Msg) -> bool:
         """Return whether the registry has the claim of a message, and it has time left; True if that is unknown.

@@ -23,8 +23,8 @@ from headrace.claims.errors import PublishFailed, PublishUnknown, TooLarge
 from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
 from headrace.claims.metrics import Metrics
 from headrace.claims.records import ClaimEntry
-from headrace.claims.reference import Reference
-from headrace.claims.reference_publisher import MSG_ID, PublishAttempt, Published, ReferencePublisher
+from headrace.claims.reference import MSG_ID, Reference
+from headrace.claims.reference_publisher import PublishAttempt, Published, ReferencePublisher
 from headrace.claims.registry import Registry, metadata_ttl_s
 from headrace.claims.stores import ObjectStore
 from headrace.claims.streaming_upload import Payload, buffer_small, get_payload_size, iter_chunks

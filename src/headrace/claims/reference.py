@@ -26,6 +26,11 @@ from headrace.claims.errors import Corrupt, Expired, Forbidden, TooLarge
 FORMAT_VERSION = 1
 CLAIM_HEADER = "prism-claim-check"
 CONTENT_TYPE = "Content-Type"
+MSG_ID = "Nats-Msg-Id"
+TTL = "Nats-TTL"
+#: The TTL that a sender gave, if the message has a shorter one because of its claim.
+SENT_TTL = "Claim-Sent-TTL"
+_ADDED_HEADERS = (CLAIM_HEADER, TTL, SENT_TTL)
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")
 _ID = re.compile(r"[\w-]+", re.ASCII)
@@ -121,6 +126,16 @@ def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
             "is over",
             claim_id,
         )
+
+
+def restore_headers(headers: Mapping[str, str], claim_id: str) -> dict[str, str]:
+    """Return the headers that a producer was given, without those that it added."""
+    found = {name: value for name, value in headers.items() if name not in _ADDED_HEADERS}
+    if found.get(MSG_ID) == claim_id:
+        del found[MSG_ID]
+    if SENT_TTL in headers:
+        found[TTL] = headers[SENT_TTL]
+    return found
 
 
 def compute_message_ttl_s(expires_at: int, config: ClaimConfig, now_ns: int) -> int:

@@ -6,7 +6,9 @@ the claim is marked *shared*, since the stream may later contain two messages wi
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +18,15 @@ from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import PublishFailed, PublishUnknown
 from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
 from headrace.claims.records import ClaimEntry
-from headrace.claims.reference import Reference, compute_message_ttl_s
+from headrace.claims.reference import MSG_ID, SENT_TTL, TTL, Reference, compute_message_ttl_s
 from headrace.claims.registry import Registry, metadata_ttl_s
 from headrace.clock import Clock
 from headrace.errors import RequestError
 
-MSG_ID = "Nats-Msg-Id"
-TTL = "Nats-TTL"
 _TTL_DISABLED = 10166
+_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"\+?({_DURATION_PART.pattern})+")
 _ATTEMPTS = 3
 
 
@@ -124,7 +127,10 @@ class ReferencePublisher:
     ) -> dict[str, Any]:
         """Publish with a TTL, if the stream allows it, so that the message ends soon after its claim."""
         ttl_s = compute_message_ttl_s(reference.expires_at, self._config, self._clock.now_ns())
-        if subject not in self._subjects_without_ttl and TTL not in headers:
+        if TTL in headers:
+            timed = _limit_sent_ttl(headers, ttl_s)
+            return await self._jetstream.publish(subject, reference.encode(), timed)
+        if subject not in self._subjects_without_ttl:
             try:
                 timed = {**headers, TTL: f"{ttl_s}s"}
                 return await self._jetstream.publish(subject, reference.encode(), timed)
@@ -133,3 +139,21 @@ class ReferencePublisher:
                     raise
                 self._subjects_without_ttl.add(subject)
         return await self._jetstream.publish(subject, reference.encode(), headers)
+
+
+def _limit_sent_ttl(headers: Mapping[str, str], ttl_s: int) -> dict[str, str]:
+    """Return the headers with the sender's TTL, or the claim's if that is shorter; restored messages have the sender's."""
+    sent_s = _parse_ttl_s(headers[TTL])
+    ttl = headers[TTL] if sent_s is None or sent_s <= ttl_s else f"{ttl_s}s"
+    return {**headers, TTL: ttl, SENT_TTL: headers[TTL]}
+
+
+def _parse_ttl_s(text: str) -> float | None:
+    """Return a TTL in seconds: a number, or a duration as in Go; infinite for `never`, None if it is neither."""
+    if text.lower() == "never":
+        return float("inf")
+    if text.isdigit():
+        return float(text)
+    if not _DURATION.fullmatch(text):
+        return None
+    return sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION_PART.findall(text))
