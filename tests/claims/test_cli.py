@@ -16,6 +16,7 @@ from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness, wait_until_st
 from headrace.claims import FakeClock, load
 from headrace.claims.clock import SECOND_NS
 from headrace.cli.app import run
+from headrace.testing import HostedServer
 from support.ports import free_port
 
 YAML = """
@@ -134,3 +135,46 @@ async def test_what_is_wrong_is_explained(tmp_path: Path, capsys: Any) -> None:
         load(path)
     assert await called("claims", "ls", "-s", "nats://127.0.0.1:1") == 1
     assert "cannot connect to" in capsys.readouterr().err
+
+
+async def test_credentials_tls_and_contexts_are_those_of_other_commands(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "config" / "nats" / "context").mkdir(parents=True)
+    with HostedServer(port=-1, store_dir=tmp_path / "data", user="ann", password="pw") as server:
+        context = {"url": server.url, "user": "ann", "password": "pw"}
+        (tmp_path / "config" / "nats" / "context" / "prod.json").write_text(json.dumps(context))
+        path = tmp_path / "claims.yaml"
+        path.write_text(YAML.format(name="video", folder=tmp_path / "objects", max_age=7200))
+        assert await called("claims", "publish", "-c", path, "-s", server.url) == 1
+        assert "uthorization" in capsys.readouterr().err
+        for options in (
+            ("-s", server.url, "--user", "ann", "--password", "pw"),
+            ("--context", "prod"),
+        ):
+            assert await called("claims", "publish", "-c", path, *options) == 0
+            assert await called(*options, "claims", "publish", "-c", path) == 0
+            assert capsys.readouterr().out == "published video\n" * 2
+    assert await called("claims", "ls", "--context", "absent") != 0
+    assert "absent" in capsys.readouterr().err
+    missing = str(tmp_path / "missing")
+    for option in ("--creds", "--nkey", "--tlsca"):
+        assert await called("claims", "ls", "-s", "nats://127.0.0.1:1", option, missing) != 0
+        assert missing in capsys.readouterr().err
+
+
+async def test_metrics_are_served_on_the_chosen_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[Any] = []
+    monkeypatch.setattr(
+        "prometheus_client.start_http_server", lambda port, addr, registry: chosen.append((port, addr))
+    )
+    with HostedServer(port=-1, store_dir=tmp_path / "data") as server:
+        path = tmp_path / "claims.yaml"
+        path.write_text(YAML.format(name="video", folder=tmp_path / "objects", max_age=7200))
+        command = ("claims", "collect", "-c", path, "-s", server.url, "--metrics-port", 9000)
+        assert await called(*command) == 0
+        assert await called(*command, "--metrics-host", "0.0.0.0") == 0
+    assert chosen == [(9000, "127.0.0.1"), (9000, "0.0.0.0")]

@@ -90,7 +90,7 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
 _COMPLETE_VARIABLE = "_HEADRACE_COMPLETE"
 _LOCATIONS = {name: (module, app) for group in COMMANDS.values() for name, module, app, _ in group}
 #: Groups that read --server and NATS_URL themselves; other ways to name a server become their default.
-_OWN_SERVER_OPTION = {"claims", "pipeline"}
+_OWN_SERVER_OPTION = {"pipeline"}
 
 
 class LazyGroup(HelpGroup):

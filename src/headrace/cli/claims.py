@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as jsonlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from headrace.cli.claims_connection import run_connected, with_target
+from headrace.cli.connection_target import ConnectionTarget
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as Connection
@@ -23,10 +25,6 @@ claims_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ServerUrl = Annotated[
-    str, typer.Option("--server", "-s", envvar="NATS_URL", metavar="URL", help="Server URL.")
-]
-DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ConfigFile = Annotated[
     Path,
     typer.Option(
@@ -43,13 +41,15 @@ DEFAULT_FILE = Path("claims.yaml")
 
 
 @claims_app.command()
+@with_target
 def lint(
     config: ConfigFile = DEFAULT_FILE,
     stream: Annotated[
         list[str] | None, typer.Option(metavar="STREAM", help="A stream that refers to claims; repeatable.")
     ] = None,
     namespace: Namespace = "",
-    server: ServerUrl = DEFAULT_SERVER,
+    *,
+    target: ConnectionTarget,
 ) -> None:
     """Check configurations against streams, consumers, the object store and the published configuration.
 
@@ -66,12 +66,13 @@ def lint(
             typer.echo(str(finding))
         return int(any(finding.level == "error" for finding in found))
 
-    _run(server, work)
+    run_connected(target, work)
 
 
 @claims_app.command()
+@with_target
 def publish(
-    config: ConfigFile = DEFAULT_FILE, namespace: Namespace = "", server: ServerUrl = DEFAULT_SERVER
+    config: ConfigFile = DEFAULT_FILE, namespace: Namespace = "", *, target: ConnectionTarget
 ) -> None:
     """Publish the namespaces' configurations; other programs check theirs against them."""
 
@@ -85,10 +86,11 @@ def publish(
                 typer.echo(f"published {item.namespace}")
         return 0
 
-    _run(server, work)
+    run_connected(target, work)
 
 
 @claims_app.command()
+@with_target
 def collect(
     config: ConfigFile = DEFAULT_FILE,
     namespace: Namespace = "",
@@ -97,19 +99,23 @@ def collect(
     metrics_port: Annotated[
         int, typer.Option(metavar="PORT", min=0, help="Serve Prometheus metrics on this port; 0: off.")
     ] = 0,
-    server: ServerUrl = DEFAULT_SERVER,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Serve them on this address; 0.0.0.0: on all.")
+    ] = "127.0.0.1",
+    *,
+    target: ConnectionTarget,
 ) -> None:
     """Remove claims that are read or expired, and orphaned objects. Several collectors may run at once."""
 
     async def work(connection: Connection) -> int:
         from headrace.claims import Metrics
-        from headrace.claims.collector_service import run_until_cancelled
+        from headrace.claims.background_tasks import run_until_cancelled
 
         metrics = Metrics()
         if metrics_port:
             from prometheus_client import start_http_server
 
-            start_http_server(metrics_port, addr="127.0.0.1", registry=metrics.registry)
+            start_http_server(metrics_port, addr=metrics_host, registry=metrics.registry)
         failed = 0
         watching: list[Awaitable[None]] = []
         for item in _load_configs(config, namespace):
@@ -125,14 +131,16 @@ def collect(
         await run_until_cancelled(*watching)
         return int(failed > 0)
 
-    _run(server, work)
+    run_connected(target, work)
 
 
 @claims_app.command()
+@with_target
 def show(
     claim_id: Annotated[str, typer.Argument(help="Claim ID.")],
     json: Json = False,
-    server: ServerUrl = DEFAULT_SERVER,
+    *,
+    target: ConnectionTarget,
 ) -> None:
     """Show a claim's record and its audit trail."""
 
@@ -155,14 +163,16 @@ def show(
             typer.echo(jsonlib.dumps(line) if json else _format_line(line))
         return 0
 
-    _run(server, work)
+    run_connected(target, work)
 
 
 @claims_app.command("ls")
+@with_target
 def list_claims(
     namespace: Annotated[str, typer.Argument(help="Namespace; default: all.")] = "*",
     json: Json = False,
-    server: ServerUrl = DEFAULT_SERVER,
+    *,
+    target: ConnectionTarget,
 ) -> None:
     """List the claims in the registry, oldest first."""
 
@@ -185,11 +195,12 @@ def list_claims(
                 typer.echo(jsonlib.dumps(line) if json else _format_line(line))
         return 0
 
-    _run(server, work)
+    run_connected(target, work)
 
 
 @claims_app.command()
-def stats(json: Json = False, server: ServerUrl = DEFAULT_SERVER) -> None:
+@with_target
+def stats(json: Json = False, *, target: ConnectionTarget) -> None:
     """Show live claims and event counts per namespace."""
 
     async def work(connection: Connection) -> int:
@@ -200,7 +211,7 @@ def stats(json: Json = False, server: ServerUrl = DEFAULT_SERVER) -> None:
             typer.echo(jsonlib.dumps(line) if json else _format_line(line))
         return 0
 
-    _run(server, work)
+    run_connected(target, work)
 
 
 def _format_line(values: dict[str, Any]) -> str:
@@ -254,61 +265,3 @@ async def _open_claims(connection: Connection, config: ClaimConfig) -> AsyncIter
         yield claims
     finally:
         await claims.close()
-
-
-def _get_event_loop_module() -> Any:
-    """Return uvloop if it is installed: a collector is a third faster with it."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio
-    return uvloop
-
-
-async def _connect(server: str) -> Connection:
-    """Fail if the server cannot be reached now; reconnect forever once it was."""
-    import nats
-
-    from headrace.claims.lenient_parsing import connect
-
-    test_connection = await nats.connect(
-        server, connect_timeout=5, max_reconnect_attempts=1, reconnect_time_wait=0.1
-    )
-    await test_connection.close()
-    return await connect(server, connect_timeout=5, max_reconnect_attempts=-1)
-
-
-def _run(server: str, work: Callable[[Connection], Awaitable[int]]) -> None:
-    """Connect, run, disconnect; user errors are explained."""
-
-    async def session() -> int:
-        from nats.errors import Error as NatsError
-        from nats.errors import NoServersError
-
-        from headrace.claims.jetstream_client import RequestTimeout
-        from headrace.errors import HeadraceError
-
-        try:
-            connection = await _connect(server)
-        except (NatsError, NoServersError, OSError) as error:
-            typer.echo(f"headrace claims: cannot connect to {server}: {error}", err=True)
-            return 1
-        try:
-            return await work(connection)
-        except (HeadraceError, RequestTimeout) as error:
-            typer.echo(f"headrace claims: {error}", err=True)
-            return 1
-        finally:
-            await connection.close()
-
-    try:
-        code = _get_event_loop_module().run(session())
-    except ModuleNotFoundError as error:
-        typer.echo(
-            f"headrace claims: the package {error.name} is not installed: pip install 'headrace[claims]'",
-            err=True,
-        )
-        code = 1
-    except KeyboardInterrupt:
-        code = 0
-    raise typer.Exit(code)
