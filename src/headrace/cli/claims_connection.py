@@ -94,6 +94,7 @@ async def _run(target: ConnectionTarget, work: Callable[[Connection], Awaitable[
 async def _connect(target: ConnectionTarget) -> Connection:
     """Fail if no server can be reached now; reconnect forever once one was."""
     import nats
+    from nats.errors import NoServersError
 
     from headrace.claims.lenient_parsing import connect
 
@@ -103,9 +104,17 @@ async def _connect(target: ConnectionTarget) -> Connection:
         )
     logging.getLogger("nats").addHandler(logging.NullHandler())
     options = {**target.client_options(), "connect_timeout": target.timeout}
-    test_connection = await nats.connect(
-        target.servers, max_reconnect_attempts=1, reconnect_time_wait=0.1, **options
-    )
+    last_errors: list[Exception] = []
+
+    async def on_error(error: Exception) -> None:
+        last_errors[:] = [error]
+
+    try:
+        test_connection = await nats.connect(
+            target.servers, max_reconnect_attempts=1, reconnect_time_wait=0.1, error_cb=on_error, **options
+        )
+    except NoServersError as error:
+        raise last_errors[0] if last_errors else error from None
     await test_connection.close()
     return await connect(target.servers, max_reconnect_attempts=-1, **options)
 
