@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headrace.claims.errors import Corrupt, TooLarge
+from headrace.claims.zstd_blocks import ZstdSplitter
 
 Chunk = bytes | memoryview
 
 _GZIP = 16 + zlib.MAX_WBITS
 _CHUNK_BYTES = 1024 * 1024
-#: A block of zstd is at least 4 bytes and at most 128 KiB decompressed, so this much input gives at most 16 MiB.
-_ZSTD_SLICE = 512
+_GZIP_SLICE = 64 * 1024
 _ZSTD_WINDOW_MAX = 8 * 1024 * 1024
 _ZSTD_LEVEL = 3
 
@@ -68,14 +68,21 @@ def _make_gzip_decoder() -> Callable[[Chunk], Iterator[Chunk]]:
     decoder = zlib.decompressobj(_GZIP)
 
     def decode(data: Chunk) -> Iterator[Chunk]:
-        rest: Chunk = data
-        while rest and not decoder.eof:
-            try:
-                chunk = decoder.decompress(rest, _CHUNK_BYTES)
-            except zlib.error as error:
-                raise Corrupt(f"not gzip data: {error}") from error
-            rest = decoder.unconsumed_tail
-            yield chunk
+        view, buffered, size = memoryview(data), [], 0
+        # zlib copies the input that it has not consumed, so it gets little at once.
+        for start in range(0, len(view), _GZIP_SLICE):
+            rest: Chunk = view[start : start + _GZIP_SLICE]
+            while rest and not decoder.eof:
+                try:
+                    buffered.append(decoder.decompress(rest, _CHUNK_BYTES))
+                except zlib.error as error:
+                    raise Corrupt(f"not gzip data: {error}") from error
+                rest = decoder.unconsumed_tail
+                size += len(buffered[-1])
+                if size >= _CHUNK_BYTES:
+                    yield b"".join(buffered)
+                    buffered, size = [], 0
+        yield b"".join(buffered)
 
     return decode
 
@@ -84,12 +91,13 @@ def _make_zstd_decoder() -> Callable[[Chunk], Iterator[Chunk]]:
     import zstandard
 
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX).decompressobj()
+    splitter = ZstdSplitter()
 
     def decode(data: Chunk) -> Iterator[Chunk]:
-        view, buffered, size = memoryview(data), [], 0
-        for start in range(0, len(view), _ZSTD_SLICE):
+        buffered, size = [], 0
+        for piece in splitter.split(memoryview(data)):
             try:
-                chunk = decoder.decompress(view[start : start + _ZSTD_SLICE])
+                chunk = decoder.decompress(piece)
             except zstandard.ZstdError as error:
                 raise Corrupt(f"not zstd data: {error}") from error
             buffered.append(chunk)

@@ -7,10 +7,11 @@ stream needs it. A failed release or deletion never fails the message.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,13 @@ from headrace.claims.metrics import Metrics
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Registry
 from headrace.claims.stores import ObjectMissing, ObjectStore, ObjectStoreError
-from headrace.claims.streaming_upload import prefetch, run_in_thread_if_large
+from headrace.claims.streaming_upload import NO_THREAD_MAX_BYTES, prefetch, run_in_thread_if_large
 from headrace.clock import Clock
 from headrace.deprecation import renamed_names
 from headrace.errors import RequestError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 _LOG = logging.getLogger("headrace.claims")
 _RETRY_S = 5.0
@@ -306,14 +310,18 @@ async def _verify(reference: Reference, stored: AsyncIterator[Chunk]) -> AsyncIt
     is_uncompressed = reference.compression == "none"
     decompressor = Decompressor(reference.compression, reference.original_size)
     size = stored_size = 0
+    if reference.stored_size > NO_THREAD_MAX_BYTES:
+        stored = prefetch(stored)  # in one piece there is nothing to prefetch
     try:
-        async for data in prefetch(stored):
+        async for data in stored:
             stored_size += len(data)
             await run_in_thread_if_large(len(data), stored_hash.update, data)
-            for chunk in decompressor.feed(data):
+            if is_uncompressed:
+                chunks = _check_size(decompressor, data)
+            else:
+                chunks = _decompress(decompressor.feed(data), original_hash)
+            async for chunk in chunks:
                 size += len(chunk)
-                if not is_uncompressed:
-                    await run_in_thread_if_large(len(chunk), original_hash.update, chunk)
                 yield chunk
     except ClaimFailure as error:
         error.claim_id = error.claim_id or claim_id
@@ -328,6 +336,25 @@ async def _verify(reference: Reference, stored: AsyncIterator[Chunk]) -> AsyncIt
         raise ChecksumMismatch(
             f"claim {claim_id}: the payload ({size} bytes) is not what was published", claim_id
         )
+
+
+async def _check_size(decompressor: Decompressor, data: Chunk) -> AsyncIterator[Chunk]:
+    for chunk in decompressor.feed(data):
+        yield chunk
+
+
+async def _decompress(chunks: Iterator[Chunk], original_hash: Hash) -> AsyncIterator[Chunk]:
+    """Yield what a stored piece decompresses to, hashed; in a thread, so that the event loop is not blocked."""
+
+    def work() -> Chunk | None:
+        chunk = next(chunks, None)
+        if chunk is not None:
+            original_hash.update(chunk)
+        return chunk
+
+    loop = asyncio.get_running_loop()
+    while (chunk := await loop.run_in_executor(None, work)) is not None:
+        yield chunk
 
 
 if not TYPE_CHECKING:

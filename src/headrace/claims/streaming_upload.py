@@ -17,8 +17,10 @@ from headrace.claims.stores.object_store import CHUNK_BYTES, READ_BYTES, SINGLE_
 
 Payload = bytes | bytearray | memoryview | Path | AsyncIterable[Chunk]
 
-#: Smaller pieces are processed without a thread.
-NO_THREAD_MAX_BYTES = 256 * 1024
+#: Smaller pieces are hashed without a thread: this much takes less than a millisecond, and a thread costs as much.
+NO_THREAD_MAX_BYTES = 1024 * 1024
+#: The same for compression, which is slower by far.
+_COMPRESS_NO_THREAD_MAX_BYTES = 64 * 1024
 #: Pieces of at least this size are passed on as they are; smaller ones are joined.
 _JOIN_BELOW_BYTES = 1024 * 1024
 _T = TypeVar("_T")
@@ -68,7 +70,10 @@ class PayloadEncoder:
     async def encode(self, source: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
         """Yield the payload as it is stored, hashed and compressed; large chunks are processed in a thread."""
         async for data in source:
-            out = await run_in_thread_if_large(len(data), self.encode_chunk, data)
+            if self._compressor and len(data) > _COMPRESS_NO_THREAD_MAX_BYTES:
+                out = await asyncio.get_running_loop().run_in_executor(None, self.encode_chunk, data)
+            else:
+                out = await run_in_thread_if_large(len(data), self.encode_chunk, data)
             if len(out):
                 yield out
         out = await asyncio.to_thread(self.finish) if self._compressor else self.finish()
