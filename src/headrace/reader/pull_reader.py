@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from headrace.reader.blocking_connection import (
@@ -47,9 +48,6 @@ def fetch_blocks(options: ReadOptions, start: int, end: int) -> Iterator[ReplyBl
             yield block_of(messages)
     finally:
         consumer.close()
-        if consumer.outstanding:
-            # Deliveries still in transit must not be taken for replies to the next request.
-            drop_connection(options.address)
 
 
 class _OrderedConsumer:
@@ -122,7 +120,15 @@ class _OrderedConsumer:
         return StoredMessage(int(seq), int(time_ns), message.subject, message.header, message.payload)
 
     def close(self) -> None:
-        """Delete the consumer, without waiting; the server deletes it later if this does not arrive."""
-        if not self._connection.closed:
-            subject = f"{self._api}.DELETE.{self._options.stream}.{self._name}"
+        """Delete the consumer; if that fails, the server deletes it later."""
+        if self._connection.closed:
+            return
+        subject = f"{self._api}.DELETE.{self._options.stream}.{self._name}"
+        if not self.outstanding:
             self._connection.send(b"PUB %s 0\r\n\r\n" % subject.encode())
+            return
+        # Deliveries still in transit must not be taken for replies to the next request, so the connection is closed.
+        # Not before the reply: closing it with unread data would reset it, and the server would drop the request.
+        with suppress(ConnectionFailed):
+            self._connection.request(subject)
+        drop_connection(self._options.address)
