@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from headrace.reader.blocking_connection import ServerAddress
+from headrace.reader.blocking_connection import ServerAddress, drop_connection
 from headrace.spark.write.encode_rows import RawMessage
 from headrace.spark.write.epoch_publisher import EpochPublisher
 from headrace.spark.write.progress_log import EpochRecord, ProgressLog, StagedAttempt
@@ -16,6 +16,16 @@ from headrace.spark.write.staged_writer import StagedWriter
 from headrace.spark.write.write_options import WriteOptions, adapt_to_stream
 from headrace.spark.write.write_target import WriteTarget
 from spark.conftest import Broker
+
+
+class DriverDied(BaseException):
+    """The driver's process ended."""
+
+
+def forget_connections(place: WriteTarget) -> None:
+    """Close the connections of a driver that has died."""
+    for name in ("", "headrace-staging", "headrace-progress"):
+        drop_connection(replace(place.address, name=name))
 
 
 def rows(count: int, stream: str, start: int = 0) -> list[RawMessage]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, drop_connection
+from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed
 from headrace.spark.write.epoch_publisher import EpochPublisher
 from headrace.spark.write.position_keeper import PositionKeeper
 from headrace.spark.write.progress_log import DONE, LOST
@@ -20,7 +20,17 @@ from headrace.spark.write.window_sender import SentWindow, Window, WindowSender
 from headrace.spark.write.write_batches import WriteError
 from headrace.spark.write.write_target import WriteTarget
 from spark.conftest import Broker
-from spark.sink_cases import epoch_record, rows, stage, stored_messages, stored_numbers, target, write_epoch
+from spark.sink_cases import (
+    DriverDied,
+    epoch_record,
+    forget_connections,
+    rows,
+    stage,
+    stored_messages,
+    stored_numbers,
+    target,
+    write_epoch,
+)
 
 ATOMIC = pytest.mark.parametrize("allow_atomic", [True, False], ids=["batches", "single messages"])
 
@@ -51,10 +61,6 @@ def test_no_reader_of_the_stream_sees_records(broker: Broker, name: str) -> None
         config = broker.api(f"STREAM.INFO.{stream}")["config"]
         assert config["max_age"] == days * 86_400 * 10**9
     assert broker.state(f"SPARK_PROGRESS_{name}")["messages"] == 2, "the epoch and the position"
-
-
-class DriverDied(BaseException):
-    """The driver's process ended."""
 
 
 class FailingDriver:
@@ -112,8 +118,7 @@ def commit_with_deaths(
         try:
             EpochPublisher(place).commit(attempts)
         except DriverDied:
-            for name in ("", "headrace-staging", "headrace-progress"):
-                drop_connection(replace(place.address, name=name))
+            forget_connections(place)
     return failing.is_dead
 
 
@@ -289,8 +294,7 @@ def commit_and_die_after_window(
         during.setattr(PositionKeeper, "advance", dying)
         with pytest.raises(DriverDied):
             EpochPublisher(place).commit(attempts)
-    for name in ("", "headrace-staging", "headrace-progress"):
-        drop_connection(replace(place.address, name=name))
+    forget_connections(place)
 
 
 def test_a_window_of_which_consumers_removed_a_part_is_written_once(

@@ -26,7 +26,8 @@ BELOW: dict[str, set[str]] = {
     "client": set(),
     "claims": {"client"},
     "reader": {"_native", "protocol", "storage", "claims"},
-    "spark": {"_native", "client", "claims", "storage", "reader"},
+    # The sink recognises rows in streams that transform subjects.
+    "spark": {"_native", "client", "claims", "storage", "reader", "jetstream_api.subject_transform"},
 }
 #: The order inside a part, from the bottom: a module may import those before it and its own. Type imports count, too.
 INSIDE: dict[str, list[str]] = {

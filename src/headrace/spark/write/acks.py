@@ -24,6 +24,8 @@ DUPLICATE_IN_BATCH = 10201
 _BUSY = {10023, 10167, 10210, 10211}
 #: The stream cannot store more (its limits or the disk); waiting does not help.
 _STORE_FAILED = 10077
+#: ... except that a subject has as many messages as the stream allows, which concerns the message.
+_SUBJECT_FULL = "maximum messages per subject exceeded"
 #: Rejections that concern the message, not the stream: size, expected stream, rollup, TTL, counter, header, schedule.
 _ROW_CODES = {
     10054,
@@ -45,6 +47,8 @@ class Acks:
 
     stored: int = 0
     duplicates: int = 0
+    #: The highest sequence.
+    last_seq: int = 0
     others: list[dict[str, Any]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -83,6 +87,7 @@ class AckReader:
                 duplicates = text.count(b',"duplicate"')
                 acks.duplicates += duplicates
                 acks.stored += text.count(b'{"stream":') - duplicates
+                acks.last_seq = max(acks.last_seq, _parse_last_seq(text))
                 del found  # it holds the buffer
                 del buffer[: len(text)]
             elif buffer and not _is_partial_ack(buffer):
@@ -111,6 +116,12 @@ class AckReader:
         self._early.setdefault(message.subject, []).append(parse_reply(message))
 
 
+def _parse_last_seq(text: bytearray) -> int:
+    """Return the sequence of the last of some acknowledgements: servers store what one connection sends in order."""
+    start = text.rfind(b'"seq":') + len(b'"seq":')
+    return int(re.match(rb"[0-9]+", text[start : start + 20])[0])  # type: ignore[index]
+
+
 def _is_partial_ack(buffer: bytearray) -> bool:
     """Return whether the buffer begins with a message that has not arrived completely."""
     end = buffer.find(b"\r\n")
@@ -128,6 +139,7 @@ def _add_reply(acks: Acks, reply: dict[str, Any], stream: str) -> None:
         acks.duplicates += 1
     else:
         acks.stored += 1
+        acks.last_seq = max(acks.last_seq, int(reply["seq"]))
 
 
 def parse_reply(message: Msg) -> dict[str, Any]:
@@ -150,13 +162,18 @@ def describe_error(error: dict[str, Any]) -> str:
     return f"{error.get('description')} [{error.get('err_code', error.get('code'))}]"
 
 
+def _concerns_row(error: dict[str, Any]) -> bool:
+    code = error.get("err_code")
+    return code in _ROW_CODES or (code == _STORE_FAILED and error.get("description") == _SUBJECT_FULL)
+
+
 def explain_refusal(reply: dict[str, Any], stream: str) -> str:
     """Return why a message is not in the stream; "" if it is, or if the reason is not the message."""
     if not reply:
         return NO_RESPONDERS
     error = reply.get("error")
     if error is not None:
-        return describe_error(error) if error.get("err_code") in _ROW_CODES else ""
+        return describe_error(error) if _concerns_row(error) else ""
     if reply.get("stream") != stream:
         return f"stream {reply.get('stream')!r} stored it instead"
     return ""

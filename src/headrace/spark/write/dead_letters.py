@@ -39,7 +39,9 @@ class RefusedRow:
 class DeadLetters:
     """The refused rows of one task, or of one commit on the driver."""
 
-    def __init__(self, target: WriteTarget) -> None:
+    def __init__(self, target: WriteTarget, *, is_committed: bool = False) -> None:
+        #: Whether the rows of the epoch are decided, so that other rows cannot replace them.
+        self._is_committed = is_committed
         # A connection of its own: replies to other messages are on their way to the task's.
         self._target = replace(target, address=replace(target.address, name="headrace-dead-letters"))
         mark_reachable(self._target.address)
@@ -50,10 +52,15 @@ class DeadLetters:
         target = self._target
         if not target.dead_letter:
             size = len(row.message[1]) + len(row.message[2])
+            advice = (
+                "The epoch is committed with this row, so filtering it out now does not help: change the stream so that it "
+                "accepts the row, or set option `deadLetter` to a subject for such rows, and start again"
+                if self._is_committed
+                else "Filter such rows out, or set option `deadLetter` to a subject for them and start again"
+            )
             raise WriteError(
                 f"{row.place} of epoch {target.epoch} of {target.query} (subject {row.subject!r}, {size} bytes) cannot be "
-                f"written to stream {target.stream!r}: {row.reason}. Filter such rows out, or set option `deadLetter` to "
-                "a subject for them and start again"
+                f"written to stream {target.stream!r}: {row.reason}. {advice}"
             )
         with_retry(target.address, target.reconnect_s, lambda connection: self._store(connection, row))
 

@@ -25,6 +25,7 @@ from headrace.spark.write.staged_writer import (
     is_epoch_decided,
 )
 from headrace.spark.write.stored_rows import MSG_ID
+from headrace.spark.write.target_subjects import has_foreign_subject
 from headrace.spark.write.window_sender import check_foreign_subject
 from headrace.spark.write.write_batches import (
     WriteBatch,
@@ -37,6 +38,8 @@ from headrace.spark.write.write_target import WriteTarget
 
 #: Batches that are sent ahead of their acknowledgements.
 _BATCHES_AHEAD = 2
+#: Instead of the inbox of a batch that still has to be sent, row by row: another stream might store some of its rows.
+_DEFERRED = b"-"
 
 
 class DirectWriter:
@@ -47,6 +50,8 @@ class DirectWriter:
         self._needs_ids = needs_ids
         # A batch with an id that the stream knows is refused as a whole, so rows with ids are sent one by one.
         self._is_atomic = target.is_atomic and not needs_ids
+        # Sent again to find a refused row, rows without ids would be refused because of themselves.
+        self._needs_care = target.refuses_full_subjects and not (self._is_atomic or needs_ids)
         self._letters = DeadLetters(target)
         self._uploader = target.make_claim_uploader()
         self._acks: AckReader | None = None
@@ -88,6 +93,8 @@ class DirectWriter:
     def send(self, connection: BlockingConnection, item: WriteBatch) -> bytes:
         if connection is not self._connection:
             self._connection, self._acks = connection, AckReader(connection, self._target.stream)
+        if self._needs_care or has_foreign_subject(item.columns, self._target):
+            return _DEFERRED
         inbox = connection.new_inbox()
         if self._is_atomic:
             connection.send(encode_atomic_batch(item.columns, inbox, make_id().encode()))
@@ -97,6 +104,8 @@ class DirectWriter:
 
     def receive(self, connection: BlockingConnection, item: WriteBatch, inbox: bytes) -> None:
         assert self._acks is not None, "something was sent"
+        if inbox == _DEFERRED:
+            return self._send_one_by_one(item, [])
         if self._is_atomic:
             reply = self._acks.receive_one(inbox)
             is_stored, new = "error" not in reply and reply.get("stream") == self._target.stream, len(item)

@@ -34,7 +34,8 @@ from headrace.spark.write.progress_log import (
     make_id,
 )
 from headrace.spark.write.published_rows import count_published_rows, stage_remaining_rows
-from headrace.spark.write.staging import StagedRowsLost, open_staging
+from headrace.spark.write.staging import open_staging
+from headrace.spark.write.staging_area import StagedRowsLost
 from headrace.spark.write.stored_rows import StoredRows, find_stored_rows, make_options
 from headrace.spark.write.window_plan import iter_blocks
 from headrace.spark.write.window_results import ResultHandler
@@ -56,17 +57,20 @@ class EpochPublisher:
         self._progress_address = replace(target.address, name="headrace-progress")
         self._driver = make_id()
         self._has_skipped = False
-        #: Whether this object has sent rows, so that some may be stored without a reply.
-        self._has_sent = False
+        self._rows = -1
         self._deadline = 0.0
         mark_reachable(target.address)
 
-    def commit(self, attempts: Sequence[StagedAttempt], *, has_skipped: bool = False) -> None:
+    def commit(
+        self, attempts: Sequence[StagedAttempt], *, has_skipped: bool = False, rows: int | None = None
+    ) -> None:
         """Decide that these attempts count, unless it is decided already, and publish the rows that count.
 
-        `has_skipped` says that a task staged nothing because it found the epoch decided.
+        `has_skipped` says that a task staged nothing because it found the epoch decided. `rows` is the number of rows,
+        including refused ones.
         """
         self._has_skipped = has_skipped
+        self._rows = sum(each.rows for each in attempts) if rows is None else rows
         self._extend_deadline()
         while True:
             try:
@@ -87,7 +91,7 @@ class EpochPublisher:
             target.reconnect_s,
             lambda connection: ProgressLog(target, connection).load_epoch(),
         )
-        if record.rows and record.rows != rows:
+        if record.rows not in (-1, rows):
             raise WriteError(
                 f"writeId {target.query!r} was completed with {record.rows} rows, and this write has {rows}: nothing was "
                 "written. Use another `writeId` for other rows"
@@ -95,7 +99,7 @@ class EpochPublisher:
 
     def discard(self) -> None:
         """Remove what was staged: the write has failed, and nobody will repeat it."""
-        self._staging.clean()
+        self._staging.clean(self._target.epoch)
 
     def _extend_deadline(self) -> None:
         self._deadline = time.monotonic() + self._target.reconnect_s
@@ -105,6 +109,7 @@ class EpochPublisher:
         log = ProgressLog(self._target, connection_for(self._progress_address))
         record = log.load_epoch()
         if record.is_done(self._target.epoch):
+            self._clean(record.epoch)
             return True
         if record.state == COMMITTED:
             # Spark repeats an epoch until its commit returns, so an earlier epoch is never left like this by Spark.
@@ -122,16 +127,16 @@ class EpochPublisher:
     ) -> None:
         """Store the epoch record, if no other driver has stored one since `previous`."""
         target = self._target
-        state, rows = COMMITTED, sum(each.rows for each in attempts)
+        state, rows = COMMITTED, self._rows if target.is_staged else -1
         if previous.epoch < 0 and target.legacy_prefix and load_legacy_epoch(target) >= target.epoch:
-            state, attempts = DONE, ()
+            state, attempts, rows = DONE, (), -1
         elif self._has_skipped:
             raise WriteError(
                 f"epoch {target.epoch} of {target.query} was committed when its tasks began, and is not any more: its "
                 "staged rows or its record were lost meanwhile. Start the query again: it repeats the epoch"
             )
         elif published := count_published_rows(connection, target, previous):
-            attempts = stage_remaining_rows(self._staging, attempts, published)
+            attempts = stage_remaining_rows(self._staging, target, attempts, published)
         was_lost = previous.epoch == target.epoch and previous.state == LOST
         last = LeaderReader(make_options(target), connection).last_seq()
         log.store_epoch(
@@ -163,11 +168,16 @@ class EpochPublisher:
                 "Start the query again: it repeats the epoch and writes the rows that are missing"
             ) from error
         log.store_epoch(replace(record, state=DONE, attempts=(), lost_ids=(), lost_seq=0))
+
+    def _clean(self, epoch: int) -> None:
+        """Remove what was staged up to an epoch that is done, also by a driver that died before it could."""
+        if not self._target.is_staged:
+            return
         try:
-            open_staging(target).clean()
-        except HeadraceError as error:
+            self._staging.clean(epoch)
+        except (HeadraceError, OSError) as error:
             _log.warning(
-                "the staged rows of epoch %d of %s expire later: %s", record.epoch, target.query, error
+                "the staged rows of epoch %d of %s expire later: %s", epoch, self._target.query, error
             )
 
     def _publish(
@@ -179,13 +189,14 @@ class EpochPublisher:
         # From now on another driver that publishes this epoch stops at its next position.
         keeper = PositionKeeper(log, target, replace(known, driver=self._driver), self._extend_deadline)
         stored = self._find_stored(connection, record, known, target)
+        if known.driver or stored:
+            keeper.continue_after(stored)
         sender = WindowSender(connection, target, record.commit_id)
         handler = ResultHandler(connection, target, record, keeper, sender)
         for block in iter_blocks(open_staging(target), record, known):
             handler.begin_block(block, stored)
             for window in block.iter_windows(stored, target.batch_messages):
                 keeper.check_before_send()
-                self._has_sent = True
                 handler.add(sender.send(window))
         handler.drain()
 
@@ -193,8 +204,8 @@ class EpochPublisher:
         self, connection: BlockingConnection, record: EpochRecord, known: Position, target: WriteTarget
     ) -> StoredRows:
         """Return the rows after the known position that are in the target already."""
-        stored = find_stored_rows(connection, target, record.commit_id, known.target_seq)
-        if not stored.is_complete and self._is_resumed(known):
+        stored = find_stored_rows(connection, target, known)
+        if not stored.is_complete and known.driver:
             _log.warning(
                 "stream %s has removed messages since epoch %d of %s was interrupted; up to %s of its rows may be "
                 "written again unless the duplicate window (%g s) covers the interruption",
@@ -207,6 +218,3 @@ class EpochPublisher:
                 ),
             )
         return stored
-
-    def _is_resumed(self, known: Position) -> bool:
-        return self._has_sent or known.driver != ""

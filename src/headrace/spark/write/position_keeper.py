@@ -1,8 +1,9 @@
 """Stores how far an epoch is published: seldom, but often enough.
 
 Owns when a position is stored. It is the start of the search for stored rows after a failure, and it stops other
-drivers: one that has not stored a position for half the duplicate window stores one before it sends more. Must not know
-how windows are published.
+drivers: one that has not stored a position for half the duplicate window stores one before it sends more. Invariant: rows
+after a stored position have sequences above its `target_seq`, also those that an earlier driver stored. Must not know how
+windows are published.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from headrace.spark.write.progress_log import Position, ProgressLog
+from headrace.spark.write.stored_rows import StoredRows
 from headrace.spark.write.write_target import WriteTarget
 
 #: Windows after which a position is stored.
@@ -30,8 +32,13 @@ class PositionKeeper:
         self._every = 1 if target.is_volatile else _WINDOWS
         self._interval_s = min(target.duplicate_window_s / 2, _INTERVAL_S)
         self._count = 0
+        self._stored: StoredRows | None = None
         self.position = log.store_position(position)
         self._stored_s = time.monotonic()
+
+    def continue_after(self, stored: StoredRows) -> None:
+        """Continue what a driver began that has stored these rows, and may have sent others that arrive later."""
+        self._stored = stored
 
     def check_before_send(self) -> None:
         """Store the position again after a pause: another driver may have taken over meanwhile."""
@@ -53,6 +60,10 @@ class PositionKeeper:
             self._log_position()
 
     def _log_position(self) -> None:
-        self.position = self._log.store_position(self.position)
+        position = self.position
+        if self._stored is not None:
+            # A reply says nothing about rows of the other driver, which may have lower sequences.
+            position = replace(position, target_seq=self._stored.find_floor(position.block, position.row))
+        self.position = self._log.store_position(position)
         self._count = 0
         self._stored_s = time.monotonic()

@@ -19,7 +19,7 @@ from typing import Any
 from headrace.reader.blocking_connection import BlockingConnection
 from headrace.reader.stream_admin import refuse
 from headrace.spark.write.acks import describe_error, parse_reply
-from headrace.spark.write.write_batches import WriteError
+from headrace.spark.write.write_batches import HEADERS_ADDED, WriteError
 from headrace.spark.write.write_target import WriteTarget
 
 COMMITTED = "committed"
@@ -33,12 +33,21 @@ _STREAM_NOT_FOUND = 10059
 
 @dataclass(frozen=True)
 class StagedAttempt:
-    """A task attempt that counts, and where its blocks are: for each block the references of its parts."""
+    """A task attempt that counts, and where its blocks are: for each block the references of its parts.
+
+    The list of many blocks is staged, too, so that a record stays small; then `index` refers to it.
+    """
 
     partition: int
     attempt: str
     blocks: list[list[int]]
     rows: int
+    index: Sequence[int] = ()
+    indexed_blocks: int = 0
+
+    @property
+    def block_count(self) -> int:
+        return self.indexed_blocks or len(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,8 @@ class EpochRecord:
     owner: str = ""
     target_seq: int = 0
     attempts: Sequence[StagedAttempt] = ()
-    #: Number of rows of the epoch; 0 if it is not known.
-    rows: int = 0
+    #: Number of rows of the epoch, including refused ones; -1 if it is not known.
+    rows: int = -1
     #: Earlier commits of the epoch whose staged rows were lost, and the last sequence of the target before them.
     lost_ids: Sequence[str] = ()
     lost_seq: int = 0
@@ -114,16 +123,20 @@ class ProgressLog:
 
     def store_position(self, position: Position) -> Position:
         """Replace the position; raise WriteError if another driver publishes the epoch."""
-        seq = self._store(self._target.position_subject, asdict(position), position.seq)
-        if not seq:
+        while True:
+            seq = self._store(self._target.position_subject, asdict(position), position.seq)
+            if seq:
+                return replace(position, seq=seq)
             found = self.load_position()
-            if replace(found, seq=0) != replace(position, seq=0):
+            if (found.commit_id, found.driver) != (position.commit_id, position.driver):
                 raise WriteError(
                     f"another driver publishes the rows of {self._target.query} to stream {self._target.stream!r}; this "
                     "one stops. Run a query only once at a time"
                 )
-            seq = found.seq
-        return replace(position, seq=seq)
+            # It is this one, or an earlier one of this driver that was stored after its connection broke.
+            if replace(found, seq=0) == replace(position, seq=0):
+                return found
+            position = replace(position, seq=found.seq)
 
     def _load(self, subject: str) -> tuple[int, dict[str, Any]]:
         target = self._target
@@ -141,6 +154,12 @@ class ProgressLog:
         """Store a record if its predecessor has this sequence; return its sequence, 0 if it has another."""
         del fields["seq"]
         payload = zlib.compress(json.dumps(fields).encode(), 1)
+        limit = int(self._connection.server_info.get("max_payload", 1 << 20)) - HEADERS_ADDED
+        if len(payload) > limit:
+            raise WriteError(
+                f"the record of epoch {self._target.epoch} of {self._target.query} has {len(payload)} bytes, and the server "
+                f"accepts {limit}; nothing was published. Use fewer partitions, or raise max_payload"
+            )
         header = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: %d\r\n\r\n" % expected
         inbox, size = self._connection.new_inbox(), len(header)
         line = (subject.encode(), inbox, size, size + len(payload), header, payload)

@@ -16,8 +16,9 @@ from headrace.spark.write.legacy_progress import count_legacy_rows
 from headrace.spark.write.progress_log import LOST, EpochRecord, StagedAttempt, make_id
 from headrace.spark.write.row_blocks import RowBlock, decode_block, encode_block
 from headrace.spark.write.row_digests import digest_message, drop_counted_rows
-from headrace.spark.write.staging import StagingArea
+from headrace.spark.write.staging_area import StagingArea
 from headrace.spark.write.stored_rows import iter_target, parse_place
+from headrace.spark.write.target_subjects import make_stored_subject
 from headrace.spark.write.write_target import WriteTarget
 
 _log = logging.getLogger("headrace.spark")
@@ -47,19 +48,22 @@ def count_published_rows(
 
 
 def stage_remaining_rows(
-    staging: StagingArea, attempts: Sequence[StagedAttempt], published: Counter[bytes]
+    staging: StagingArea,
+    target: WriteTarget,
+    attempts: Sequence[StagedAttempt],
+    published: Counter[bytes],
 ) -> list[StagedAttempt]:
     """Stage the rows of some attempts again, without those that are published."""
-    attempt_id = make_id()
-    writer = staging.open_attempt(0, attempt_id)
+    writer = staging.open_attempt(0, make_id())
+    get_stored_subject = make_stored_subject(target)
     count = 0
     for attempt in attempts:
         for data in staging.read_blocks(attempt, 0):
             block = decode_block(data)
-            rows = drop_counted_rows(block.columns, published)
+            rows = drop_counted_rows(block.columns, published, get_stored_subject)
             if rows:
                 claims = {new: block.claims[row] for new, row in enumerate(rows) if row in block.claims}
                 writer.add(encode_block(RowBlock(block.columns.take(rows), claims)))
                 count += len(rows)
-    blocks = writer.finish()
-    return [StagedAttempt(0, attempt_id, blocks, count)] if blocks else []
+    remaining = writer.finish(count)
+    return [remaining] if remaining is not None else []

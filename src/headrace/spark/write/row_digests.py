@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from hashlib import blake2b
 
 from headrace.claims import reference as references
@@ -39,11 +40,14 @@ def _get_claim_digest(payload: bytes) -> bytes:
         return payload
 
 
-def drop_counted_rows(columns: MessageColumns, counted: Counter[bytes]) -> list[int]:
+def drop_counted_rows(
+    columns: MessageColumns, counted: Counter[bytes], get_stored_subject: Callable[[bytes], bytes]
+) -> list[int]:
     """Return the rows that are not among the counted ones, and subtract the others from these."""
     rest = []
     for row in range(len(columns)):
-        digest = digest_message(*columns.get_message(row))
+        subject, header_lines, payload = columns.get_message(row)
+        digest = digest_message(get_stored_subject(subject), header_lines, payload)
         if counted[digest] > 0:
             counted[digest] -= 1
         else:

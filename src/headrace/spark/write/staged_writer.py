@@ -112,16 +112,14 @@ class StagedWriter:
             # A streaming epoch may be large; only batch writes are repeated by hand, with other rows by mistake.
             self.rows = 0 if target.is_streaming else sum(len(each) for each in column_groups)
             return None
-        attempt_id = make_id()
-        attempt = open_staging(target).open_attempt(target.partition, attempt_id)
+        attempt = open_staging(target).open_attempt(target.partition, make_id())
         for batch in make_write_batches(column_groups, _BLOCK_ROWS, _BLOCK_BYTES):
             block = self._make_block(batch)
             if len(block):
                 attempt.add(encode_block(block))
             self.rows += len(batch)
-        blocks = attempt.finish()
         # Claims of an attempt that does not count expire: another attempt may refer to the same ones.
-        return StagedAttempt(target.partition, attempt_id, blocks, self.rows) if blocks else None
+        return attempt.finish(self.rows)
 
     def _make_block(self, batch: WriteBatch) -> RowBlock:
         batch = drop_invalid_subjects(self._target, batch, self._letters)

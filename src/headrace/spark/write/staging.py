@@ -1,26 +1,30 @@
 """Staged rows: what task attempts write before the driver decides which of them count.
 
-Owns storing and reading the blocks of an attempt, in a staging stream on the server or in a folder that driver and
-tasks share. Invariants: an attempt is complete only after `finish`; a block is read as it was written, or `StagedRowsLost`
-is raised. Must not know what a block contains. See ADR 59.
+Owns storing and reading the blocks of an attempt in a staging stream on the server. Must not know what a block contains.
+See ADR 59.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from headrace.errors import HeadraceError
 from headrace.reader.blocking_connection import BlockingConnection
 from headrace.reader.stream_admin import call_leader, mark_reachable, with_retry
 from headrace.spark.write.acks import describe_error, parse_reply
 from headrace.spark.write.progress_log import StagedAttempt
 from headrace.spark.write.publish_pipeline import PublishPipeline
 from headrace.spark.write.staged_parts import PartReader, PartToStage, encode_part
+from headrace.spark.write.staging_area import (
+    BLOCKS_IN_RECORD,
+    AttemptWriter,
+    StagedRowsLost,
+    StagingArea,
+    decode_index,
+    encode_index,
+)
+from headrace.spark.write.staging_folder import FolderStaging
 from headrace.spark.write.write_batches import WriteError
 from headrace.spark.write.write_target import WriteTarget
 
@@ -28,33 +32,6 @@ from headrace.spark.write.write_target import WriteTarget
 _PART_OVERHEAD = 512
 #: Parts that are sent ahead of their acknowledgements.
 _PARTS_AHEAD = 4
-
-
-class StagedRowsLost(HeadraceError):
-    """The rows of an attempt that counts are not where it stored them: they have expired or were removed."""
-
-
-class AttemptWriter(Protocol):
-    """Stores the blocks of one task attempt."""
-
-    def add(self, block: bytes) -> None:
-        """Store a block; it may not be durable yet."""
-
-    def finish(self) -> list[list[int]]:
-        """Wait until all blocks are durable; return their references."""
-
-
-class StagingArea(Protocol):
-    """The staged rows of one query."""
-
-    def open_attempt(self, partition: int, attempt: str) -> AttemptWriter:
-        """Begin an attempt of a task."""
-
-    def read_blocks(self, attempt: StagedAttempt, first: int) -> Iterator[bytes]:
-        """Yield the blocks of an attempt from number `first` on."""
-
-    def clean(self) -> None:
-        """Remove the staged rows of the epoch, also of attempts that do not count."""
 
 
 def open_staging(target: WriteTarget) -> StagingArea:
@@ -75,11 +52,17 @@ class StreamStaging:
         # Rows are staged again while others are read, so the two do not share replies.
         address = replace(self._target.address, name="headrace-staging-writer")
         mark_reachable(address)
-        return _StreamAttemptWriter(replace(self._target, address=address), subject, attempt)
+        target = replace(self._target, address=address, partition=partition)
+        return _StreamAttemptWriter(target, subject, attempt)
 
     def read_blocks(self, attempt: StagedAttempt, first: int) -> Iterator[bytes]:
-        reader = PartReader(self._target, attempt)
-        for block in reader.iter_blocks(first):
+        if attempt.index:
+            only_index = replace(
+                attempt, blocks=[[]] * attempt.indexed_blocks + [list(attempt.index)], index=()
+            )
+            (data,) = self.read_blocks(only_index, attempt.indexed_blocks)
+            attempt = replace(attempt, blocks=decode_index(data))
+        for block in PartReader(self._target, attempt).iter_blocks(first):
             if block is None:
                 raise StagedRowsLost(
                     f"staged rows of partition {attempt.partition} of epoch {self._target.epoch} are missing in stream "
@@ -87,12 +70,24 @@ class StreamStaging:
                 )
             yield block
 
-    def clean(self) -> None:
+    def clean(self, epoch: int) -> None:
+        # Not later epochs: another driver may stage them already.
+        for each in sorted(self._find_epochs()):
+            if each <= epoch:
+                self._call("PURGE", {"filter": f"{self._target.staging_prefix}.{each}.>"})
+
+    def _find_epochs(self) -> set[int]:
+        """Return the epochs that have staged rows."""
+        prefix = f"{self._target.staging_prefix}."
+        state = self._call("INFO", {"subjects_filter": f"{prefix}>"})["state"]
+        return {
+            int(subject.removeprefix(prefix).partition(".")[0]) for subject in state.get("subjects") or ()
+        }
+
+    def _call(self, what: str, request: dict[str, str]) -> dict[str, Any]:
         target = self._target
-        api_subject = f"{target.api_prefix}.STREAM.PURGE.{target.staging_stream}"
-        # Another driver may already stage the next epoch.
-        request = {"filter": f"{target.staging_prefix}.{target.epoch}.>"}
-        with_retry(
+        api_subject = f"{target.api_prefix}.STREAM.{what}.{target.staging_stream}"
+        return with_retry(
             target.address,
             target.reconnect_s,
             lambda connection: call_leader(connection, api_subject, request),
@@ -118,9 +113,17 @@ class _StreamAttemptWriter:
             self._blocks[-1].append(0)
             self._pipeline.publish(part)
 
-    def finish(self) -> list[list[int]]:
+    def finish(self, rows: int) -> StagedAttempt | None:
         self._pipeline.drain()
-        return self._blocks
+        count = len(self._blocks)
+        if not count:
+            return None
+        found = StagedAttempt(self._target.partition, self._attempt, self._blocks, rows)
+        if count <= BLOCKS_IN_RECORD:
+            return found
+        self.add(encode_index(self._blocks))
+        self._pipeline.drain()
+        return replace(found, blocks=[], index=self._blocks[-1], indexed_blocks=count)
 
     def send(self, connection: BlockingConnection, item: PartToStage) -> bytes:
         inbox = connection.new_inbox()
@@ -143,59 +146,3 @@ class _StreamAttemptWriter:
             )
             self._part_bytes = max(limit - _PART_OVERHEAD, 1)
         return self._part_bytes
-
-
-class FolderStaging:
-    """Stages rows in files of a folder that the driver and all tasks can access."""
-
-    def __init__(self, target: WriteTarget) -> None:
-        self._target = target
-        self._folder = Path(target.staging_path) / target.stream / target.query
-
-    def open_attempt(self, partition: int, attempt: str) -> AttemptWriter:
-        path = self._find_path(partition, attempt)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return _FileAttemptWriter(path)
-
-    def read_blocks(self, attempt: StagedAttempt, first: int) -> Iterator[bytes]:
-        path = self._find_path(attempt.partition, attempt.attempt)
-        try:
-            with path.open("rb") as file:
-                file.seek(sum(size for (size,) in attempt.blocks[:first]))
-                for (size,) in attempt.blocks[first:]:
-                    block = file.read(size)
-                    if len(block) != size:
-                        raise StagedRowsLost(f"{path} is shorter than the task wrote it")
-                    yield block
-        except FileNotFoundError as error:
-            raise StagedRowsLost(f"{path} with staged rows is missing") from error
-
-    def clean(self) -> None:
-        shutil.rmtree(self._folder / str(self._target.epoch), ignore_errors=True)
-
-    def _find_path(self, partition: int, attempt: str) -> Path:
-        return self._folder / str(self._target.epoch) / f"{partition}-{attempt}"
-
-
-class _FileAttemptWriter:
-    """Writes one file; the references of its blocks are their sizes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("wb")
-        self._blocks: list[list[int]] = []
-
-    def add(self, block: bytes) -> None:
-        self._file.write(block)
-        self._blocks.append([len(block)])
-
-    def finish(self) -> list[list[int]]:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        return self._blocks

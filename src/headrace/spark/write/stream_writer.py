@@ -69,9 +69,10 @@ class _Writer:
             attempts = [each.attempt for each in done if each.attempt is not None]
             publisher = EpochPublisher(target)
             has_skipped = any(each.has_skipped for each in done)
-            publisher.commit(attempts, has_skipped=has_skipped)
+            rows = sum(each.rows for each in done)
+            publisher.commit(attempts, has_skipped=has_skipped, rows=rows)
             if has_skipped and epoch is None:
-                publisher.check_rows(sum(each.rows for each in done))
+                publisher.check_rows(rows)
 
 
 def write_task(

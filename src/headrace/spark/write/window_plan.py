@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.spark.write.progress_log import EpochRecord, Position
 from headrace.spark.write.row_blocks import RowBlock, decode_block
-from headrace.spark.write.staging import StagingArea
+from headrace.spark.write.staging_area import StagingArea
 from headrace.spark.write.stored_rows import StoredRows
 from headrace.spark.write.window_sender import Window
 from headrace.spark.write.write_batches import make_write_batches
@@ -28,28 +28,19 @@ class PlannedBlock:
 
     def iter_windows(self, stored: StoredRows, size: int) -> Iterator[Window]:
         """Yield windows of the rows that are not stored."""
-        for start, stop in self._iter_missing(stored):
+        for start, stop in stored.iter_missing(self.number, self.start, len(self.rows)):
             for batch in make_write_batches([self.rows.columns.slice(start, stop)], size):
                 row = start + batch.first
                 needs_seqs = any(row <= each < row + len(batch) for each in self.rows.claims)
                 yield Window(batch.columns, self.number, row, needs_seqs, self.number in stored.single_blocks)
-
-    def _iter_missing(self, stored: StoredRows) -> Iterator[tuple[int, int]]:
-        """Yield ranges of rows that are not stored."""
-        found = sorted(row for block, row in stored.rows if block == self.number and row >= self.start)
-        start = self.start
-        for row in [*found, len(self.rows)]:
-            if row > start:
-                yield start, row
-            start = row + 1
 
 
 def iter_blocks(staging: StagingArea, record: EpochRecord, position: Position) -> Iterator[PlannedBlock]:
     """Yield the blocks of a commit from a position on."""
     number = 0
     for attempt in record.attempts:
-        skipped = min(max(position.block - number, 0), len(attempt.blocks))
+        skipped = min(max(position.block - number, 0), attempt.block_count)
         for index, data in enumerate(staging.read_blocks(attempt, skipped), number + skipped):
             start = position.row if index == position.block else 0
             yield PlannedBlock(index, attempt.partition, decode_block(data), start)
-        number += len(attempt.blocks)
+        number += attempt.block_count

@@ -42,7 +42,7 @@ class ResultHandler:
         self._record = record
         self._keeper = keeper
         self._sender = sender
-        self._letters = DeadLetters(target)
+        self._letters = DeadLetters(target, is_committed=True)
         self._uploader = target.make_claim_uploader()
         # If the position must follow each window, nothing is sent ahead; nor if errors may overtake acknowledgements.
         self._ahead = _WINDOWS_AHEAD if target.is_atomic and not target.is_volatile else 0
@@ -52,8 +52,7 @@ class ResultHandler:
     def begin_block(self, block: PlannedBlock, stored: StoredRows) -> None:
         """Take note of the block of the next windows; confirm claims of rows that are stored already."""
         self._block = block
-        found = {row: stored.rows.get((block.number, row), 0) for row in block.rows.claims}
-        self._confirm(block, {row: seq for row, seq in found.items() if seq})
+        self._confirm(block, stored.find_seqs(block.number, block.rows.claims))
 
     def add(self, sent: SentWindow) -> None:
         """Add a window of the block; wait for earlier ones if too many have no reply."""
@@ -89,13 +88,12 @@ class ResultHandler:
         window = sent.window
         if result.seqs or result.refused:
             return {window.row + row: seq for row, seq in result.seqs.items()}
-        after = self._keeper.position.target_seq
         with_other_replies = BlockingConnection(self._connection.address)
         try:
-            stored = find_stored_rows(with_other_replies, self._target, self._record.commit_id, after)
+            stored = find_stored_rows(with_other_replies, self._target, self._keeper.position)
         finally:
             with_other_replies.close()
-        return {row: seq for (number, row), seq in stored.rows.items() if number == block.number}
+        return stored.find_seqs(block.number, range(window.row, window.row + len(window)))
 
     def _confirm(self, block: PlannedBlock, seqs: Mapping[int, int]) -> None:
         """Record where the references of claims are."""

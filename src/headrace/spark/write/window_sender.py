@@ -23,6 +23,7 @@ from headrace.spark.write.batch_encoding import encode_atomic_batch
 from headrace.spark.write.encode_rows import MessageColumns, any_has_header
 from headrace.spark.write.progress_log import make_id
 from headrace.spark.write.stored_rows import MSG_ID, ROW_HEADER, make_batch_mark, make_row_mark
+from headrace.spark.write.target_subjects import has_foreign_subject
 from headrace.spark.write.write_batches import WriteError, encode_messages
 from headrace.spark.write.write_target import WriteTarget
 
@@ -55,6 +56,8 @@ class SentWindow:
     window: Window
     inbox: bytes
     is_batch: bool
+    #: Whether it still has to be sent, row by row.
+    is_deferred: bool = False
 
 
 @dataclass
@@ -79,9 +82,11 @@ class WindowSender:
         """Send a window; do not wait."""
         inbox = self._connection.new_inbox()
         is_batch = self._target.is_atomic and not window.as_single
+        if has_foreign_subject(window.columns, self._target) or (window.needs_seqs and not is_batch):
+            return SentWindow(window, inbox, is_batch, is_deferred=True)
         if is_batch:
             self._connection.send(self._encode_batch(window, inbox))
-        elif not window.needs_seqs:
+        else:
             self._connection.send(
                 encode_messages(window.columns, inbox, self._make_row_prefix(window), window.row)
             )
@@ -89,6 +94,8 @@ class WindowSender:
 
     def receive(self, sent: SentWindow) -> WindowResult:
         """Wait for the replies to a window, and resolve what the server refused."""
+        if sent.is_deferred:
+            return self._send_one_by_one(sent.window)
         if not sent.is_batch:
             return self._receive_single(sent)
         reply = self._acks.receive_one(sent.inbox)
@@ -102,11 +109,11 @@ class WindowSender:
         return self._send_one_by_one(sent.window)
 
     def _receive_single(self, sent: SentWindow) -> WindowResult:
-        if sent.window.needs_seqs:
-            return self._send_one_by_one(sent.window)
         acks = self._acks.receive(sent.inbox, len(sent.window))
-        # Ids make it harmless to send the window again.
-        return self._send_one_by_one(sent.window) if acks.others else WindowResult()
+        if acks.others:
+            return self._send_one_by_one(sent.window)  # ids make it harmless to send the window again
+        # A duplicate has the sequence of the first message with its id.
+        return WindowResult(0 if acks.duplicates else acks.last_seq)
 
     def _encode_batch(self, window: Window, inbox: bytes) -> bytearray:
         batch_id = make_batch_mark(self._commit_id, window.block, window.row, len(window), make_id()[:8])

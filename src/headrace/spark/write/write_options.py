@@ -16,6 +16,7 @@ from headrace.reader import options as o
 from headrace.reader.blocking_connection import ServerAddress
 from headrace.reader.stream_admin import StreamError, StreamInfo, fetch_stream_info
 from headrace.spark.write.sink_streams import ensure_sink_streams
+from headrace.spark.write.staging_folder import remove_expired_files
 from headrace.spark.write.write_target import WriteTarget
 
 if TYPE_CHECKING:
@@ -52,8 +53,11 @@ class WriteOptions:
     claim_upload: ClaimUploadConfig | None = None
     is_atomic: bool = False
     is_volatile: bool = False
+    refuses_full_subjects: bool = False
     duplicate_window_s: float = 120.0
     message_bytes_max: int = 0
+    subjects: tuple[str, ...] = ()
+    subject_transform: tuple[str, str] | None = None
 
     @property
     def api_prefix(self) -> str:
@@ -77,10 +81,12 @@ class WriteOptions:
             owner,
             self.domain,
             epoch is not None,
+            self.mode == STAGED,
             self.batch_messages,
             self.reconnect_s,
             self.is_atomic,
             self.is_volatile,
+            self.refuses_full_subjects,
             self.duplicate_window_s,
             self.message_bytes_max,
             self.staging_path,
@@ -88,6 +94,8 @@ class WriteOptions:
             self.progress if may_be_old else "",
             may_be_old and not self.progress and epoch != 0,
             self.claim_upload,
+            self.subjects,
+            self.subject_transform,
         )
 
 
@@ -186,13 +194,23 @@ def adapt_to_stream(options: WriteOptions) -> WriteOptions:
         _with_claim_upload(options, stream_info),
         is_atomic=bool(config.get("allow_atomic")) and options.atomic != "false",
         is_volatile=_is_volatile(stream_info),
+        refuses_full_subjects=bool(config.get("discard_new_per_subject")),
         duplicate_window_s=(config.get("duplicate_window") or 0) / o.NS,
         message_bytes_max=max(config.get("max_msg_size") or 0, 0),
         progress=_find_legacy_prefix(stream_info, options.progress),
+        subjects=tuple(config.get("subjects") or ()),
+        subject_transform=_get_subject_transform(config),
     )
+    if options.mode == STAGED and options.staging_path:
+        remove_expired_files(options.staging_path, options.stream, options.staging_expiry_s)
     if options.mode:
         ensure_sink_streams(options.make_target("", None), stream_info, _make_expiries(options))
     return options
+
+
+def _get_subject_transform(config: dict[str, Any]) -> tuple[str, str] | None:
+    transform = config.get("subject_transform") or {}
+    return (transform.get("src", ""), transform["dest"]) if transform.get("dest") else None
 
 
 def _make_expiries(options: WriteOptions) -> tuple[float, float]:

@@ -35,11 +35,15 @@ class WriteTarget:
     domain: str = ""
     #: Whether it is an epoch of a streaming query, not a batch write.
     is_streaming: bool = True
+    #: Whether rows are staged before they are published.
+    is_staged: bool = True
     batch_messages: int = 1000
     reconnect_s: float = 30.0
     is_atomic: bool = True
     #: Whether the target may remove messages soon after it stored them.
     is_volatile: bool = False
+    #: Whether the target refuses messages of a subject that has its maximum, so that a repeated row is refused.
+    refuses_full_subjects: bool = False
     #: How long the target recognises a message id.
     duplicate_window_s: float = 120.0
     #: Maximum bytes of a message in the target; 0 if only the server's limit applies.
@@ -50,6 +54,9 @@ class WriteTarget:
     #: Whether an earlier version may have stored rows of the query with ids, without any record.
     may_have_legacy_ids: bool = False
     claim_upload: ClaimUploadConfig | None = None
+    #: The subjects of the target, and source and destination of its transform, if it has one.
+    subjects: tuple[str, ...] = ()
+    subject_transform: tuple[str, str] | None = None
 
     @property
     def api_prefix(self) -> str:

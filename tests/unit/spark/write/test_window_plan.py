@@ -41,7 +41,9 @@ def test_all_rows_are_planned_in_order() -> None:
 
 
 def test_rows_before_the_position_and_stored_ones_are_left_out() -> None:
-    stored = StoredRows({(1, 7): 100, (2, 0): 101, (2, 9): 102, (1, 2): 99})
+    stored = StoredRows()
+    for seq, (block, row) in enumerate([(1, 2), (1, 7), (2, 0), (2, 9)], 99):
+        stored.add(block, row, 1, seq)
     found = plan(Position("c", 1, 5), stored, 100)
     assert found == [(1, 5, [15, 16]), (1, 8, [18, 19]), (2, 1, list(range(21, 29)))]
 
@@ -58,7 +60,9 @@ def test_one_row_of_a_batch_shows_all_of_them() -> None:
 
 
 def test_rows_of_a_block_with_single_messages_are_sent_like_them() -> None:
-    stored = StoredRows({(1, 3): 7}, {1})
+    stored = StoredRows()
+    stored.add(1, 3, 1, 7)
+    stored.single_blocks.add(1)
     windows = [
         window
         for block in iter_blocks(Blocks(), RECORD, Position())  # type: ignore[arg-type]
@@ -70,3 +74,40 @@ def test_rows_of_a_block_with_single_messages_are_sent_like_them() -> None:
         (1, True),
         (2, False),
     ]
+
+
+def test_stored_rows_know_where_the_search_for_later_rows_begins() -> None:
+    stored = StoredRows(end_seq=50)
+    for block, row, length, seq in (
+        (0, 4, 3, 30),
+        (0, 7, 2, 33),
+        (1, 0, 5, 10),
+        (2, 2, 4, 41),
+        (1, 8, 1, 45),
+    ):
+        stored.add(block, row, length, seq)
+    assert list(stored.iter_missing(0, 0, 20)) == [(0, 4), (9, 20)]
+    assert list(stored.iter_missing(1, 0, 9)) == [(5, 8)]
+    assert list(stored.iter_missing(1, 8, 9)) == []
+    assert list(stored.iter_missing(3, 0, 2)) == [(0, 2)]
+    assert stored.find_seqs(0, [3, 4, 8, 9]) == {4: 30, 8: 34}
+    floors = {
+        (0, 0): 9,
+        (0, 9): 9,
+        (1, 0): 9,
+        (1, 3): 12,
+        (1, 5): 40,
+        (1, 9): 40,
+        (2, 0): 40,
+        (2, 4): 42,
+        (2, 6): 50,
+    }
+    assert {place: stored.find_floor(*place) for place in floors} == floors
+
+
+def test_planning_does_not_read_all_stored_rows_for_each_block() -> None:
+    stored = StoredRows()
+    for row in range(3_000_000):
+        stored.add(row // 3000, row % 3000, 1, row + 1)
+    assert sum(len(list(stored.iter_missing(block, 0, 3001))) for block in range(1000)) == 1000
+    assert sum(map(len, stored._ranges.values())) == 3000, "consecutive rows share a range"
