@@ -276,6 +276,29 @@ class TestChecks:
         assert code(batch.send("j", 2, "1", Nats_Msg_Id="C")) == 10201
         assert batch.send("k", 1, "1", Nats_Msg_Id="D")["count"] == 1
 
+    @pytest.mark.parametrize("with_ids", [{1}, {3}, {2, 4}, {1, 2, 3, 4}])
+    def test_members_with_and_without_ids_keep_their_order(
+        self, batch: Batch, name: str, with_ids: set[int]
+    ) -> None:
+        def send(batch_id: str) -> Any:
+            for position in range(1, 5):
+                headers = {"Nats_Msg_Id": f"id-{position}"} if position in with_ids else {}
+                commit = "1" if position == 4 else None
+                answer = batch.send(batch_id, position, commit, subject=f"s{position}", **headers)
+            return answer
+
+        first = send("u1")
+        assert (first["seq"], first["count"]) == (4, 4)
+        found = [batch.client.api(f"STREAM.MSG.GET.{name}", {"seq": seq})["message"] for seq in range(1, 5)]
+        assert [each["subject"] for each in found] == [f"{name}.s{position}" for position in range(1, 5)]
+        times = [each["time"] for each in found]
+        assert times == sorted(times)
+        assert code(send("u2")) == 10201
+        last_id = max(with_ids)
+        again = batch.client.store(f"{name}.a", "x", {"Nats-Msg-Id": f"id-{last_id}"})
+        assert (again["seq"], again.get("duplicate")) == (last_id, True)
+        assert batch.state()["last_seq"] == 4
+
     @pytest.mark.parametrize(
         ("header", "value", "expected"),
         [

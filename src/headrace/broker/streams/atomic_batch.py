@@ -30,6 +30,8 @@ SEQUENCE, SEQUENCE_ALT = b"Nats-Batch-Sequence", b"Nats-Batch-Seq"
 COMMIT = b"Nats-Batch-Commit"
 #: A member with only these headers cannot be rejected, except for lack of space.
 PLAIN_HEADERS = frozenset((ID, ID_ALT, SEQUENCE, SEQUENCE_ALT, COMMIT))
+#: A member with these headers may only be rejected as a duplicate.
+_ID_HEADERS = PLAIN_HEADERS | {publish_checks.MSG_ID}
 _ID_BYTES_MAX = 64
 _U64_MAX = 2**64 - 1
 
@@ -65,12 +67,14 @@ class AtomicBatch(OpenBatch):
     `BatchMember`s.
     """
 
-    __slots__ = ("needs_checks", "timer")
+    __slots__ = ("has_ids", "needs_checks", "timer")
 
     def __init__(self, name: bytes, budget: AtomicBatchBudget) -> None:
         limits = budget.limits
         super().__init__(name, budget, limits.messages, limits.timeout_ns)
         self.needs_checks = False
+        #: Whether some members are `BatchMember`s because of a message id.
+        self.has_ids = False
         self.timer: TimerHandle | None = None
 
     def expand_members(self) -> list[BatchMember]:
@@ -207,14 +211,15 @@ class AtomicBatches:
     # Life of a batch
 
     def _stage(self, batch: AtomicBatch, member: BatchMember) -> None:
-        size = len(member.header) + len(member.payload)
-        if (
-            member.header_map.keys() <= PLAIN_HEADERS
-            and len(member.header) <= publish_checks.HEADER_BYTES_MAX
-        ):
+        size, names = len(member.header) + len(member.payload), member.header_map.keys()
+        is_short = len(member.header) <= publish_checks.HEADER_BYTES_MAX
+        if is_short and names <= PLAIN_HEADERS:
             batch.add((member.subject, member.header, member.payload), size)
         else:
-            batch.needs_checks = True
+            if is_short and names <= _ID_HEADERS:
+                batch.has_ids = True
+            else:
+                batch.needs_checks = True
             batch.add(member, size)
         fast_path, timeout_ns = self._stream.fast_path, self._limits.timeout_ns
         fast_path.open_batch = batch
@@ -270,9 +275,14 @@ class AtomicBatches:
             self._reserve(batch)
             seq = self._store_each(members)
         else:
-            stream.retention.enforce()
+            if batch.has_ids:
+                CommitCheck(
+                    stream, [each for each in batch.members if isinstance(each, BatchMember)]
+                ).check_ids()
+            else:
+                stream.retention.enforce()
             self._reserve(batch)
-            seq = self._store_plain(batch.members)
+            seq = self._store_runs(batch.members) if batch.has_ids else self._store_plain(batch.members)
         batch_name = batch.name.decode("utf-8", "replace")
         stream.record_event("batch", f"{batch_name}: {count} messages")
         return b'%b%d,"batch":%b,"count":%d}' % (stream.pub_ack_prefix, seq, dumps(batch_name), count)
@@ -292,6 +302,20 @@ class AtomicBatches:
             for index, member in enumerate(members):
                 retention.after_append(member[0], first + index, time_ns + index, 0)
         return stream.log.last_seq
+
+    def _store_runs(self, members: list[tuple[bytes, bytes, bytes] | BatchMember]) -> int:
+        """Store the members with message ids one by one, and those between them together."""
+        plain: list[tuple[bytes, bytes, bytes]] = []
+        seq = 0
+        for member in members:
+            if not isinstance(member, BatchMember):
+                plain.append(member)
+                continue
+            if plain:
+                self._store_plain(plain)
+                plain = []
+            seq = self._store_each([member])
+        return self._store_plain(plain) if plain else seq
 
     def _store_each(self, members: list[BatchMember]) -> int:
         """Store members one by one, with all side effects; return the sequence of the last."""

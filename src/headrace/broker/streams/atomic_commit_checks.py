@@ -65,6 +65,11 @@ class CommitCheck:
             stream.reserve_frame_space(size, len(self._members))
         self._check_account()
 
+    def check_ids(self) -> None:
+        """Raise the error of the first duplicate; for members that cannot be rejected for another reason."""
+        for member in self._members:
+            self._check_id(member.header_map.get(publish_checks.MSG_ID, b""))
+
     def _check_account(self) -> None:
         """Check that the whole batch fits into the account's quota."""
         stream = self._stream

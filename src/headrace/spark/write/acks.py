@@ -56,12 +56,11 @@ class Acks:
 
 
 @lru_cache(maxsize=8)
-def _ack_pattern(inbox: bytes, stream: str) -> re.Pattern[bytes]:
-    """Match a run of acknowledgements; a reply that looks different ends it."""
-    return re.compile(
-        rb'(?:MSG %s 1 [0-9]+\r\n\{"stream":"%s","seq":[0-9]+(?:,"domain":"[^"]*")?(?:,"duplicate": ?true)?\}\r\n)+'
-        % (re.escape(inbox), re.escape(stream.encode()))
-    )
+def _ack_pattern(stream: str) -> re.Pattern[bytes]:
+    """Match a run of acknowledgements at one inbox (group 1); a reply that looks different ends it."""
+    ack = rb' 1 [0-9]+\r\n\{"stream":"%s","seq":[0-9]+(?:,"domain":"[^"]*")?(?:,"duplicate": ?true)?\}\r\n'
+    rest = ack % re.escape(stream.encode())
+    return re.compile(rb"MSG ([^ ]+)%s(?:MSG \1%s)*" % (rest, rest))
 
 
 class AckReader:
@@ -78,11 +77,11 @@ class AckReader:
         acks = Acks()
         for reply in self._early.pop(inbox, ()):
             _add_reply(acks, reply, self._stream)
-        pattern = _ack_pattern(inbox, self._stream)
+        pattern = _ack_pattern(self._stream)
         buffer = self._connection.buffer
         while len(acks) < count:
             found = pattern.match(buffer)
-            if found is not None:
+            if found is not None and found[1] == inbox:
                 text = buffer[: found.end()]
                 duplicates = text.count(b',"duplicate"')
                 acks.duplicates += duplicates
@@ -90,7 +89,9 @@ class AckReader:
                 acks.last_seq = max(acks.last_seq, _parse_last_seq(text))
                 del found  # it holds the buffer
                 del buffer[: len(text)]
-            elif buffer and not _is_partial_ack(buffer):
+                continue
+            del found
+            if buffer and not _is_partial_ack(buffer):
                 self._receive_next()
                 for reply in self._early.pop(inbox, ()):
                     _add_reply(acks, reply, self._stream)

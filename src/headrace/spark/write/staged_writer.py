@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from headrace.reader.stream_admin import with_retry
 from headrace.spark.write.claim_upload import ClaimUploader
 from headrace.spark.write.dead_letters import DeadLetters, RefusedRow
-from headrace.spark.write.encode_rows import MessageColumns, RawMessage
+from headrace.spark.write.encode_rows import MessageColumns, RawMessage, get_offsets_and_bytes
 from headrace.spark.write.legacy_progress import load_legacy_epoch
 from headrace.spark.write.progress_log import ProgressLog, StagedAttempt, make_id
 from headrace.spark.write.row_blocks import RowBlock, encode_block
@@ -35,6 +35,7 @@ _BLOCK_ROWS = 10_000
 _BLOCK_BYTES = 384 << 10
 #: A publish has to fit into a control line of 4096 bytes, with its reply subject and sizes.
 _SUBJECT_BYTES_MAX = 3900
+_SPACE, _DOT = b" ."
 _INVALID_SUBJECT = r"^$|^\.|\.$|\.\.|[\s\x00]"
 
 
@@ -75,6 +76,8 @@ def drop_too_large(target: WriteTarget, batch: WriteBatch, letters: DeadLetters)
 def drop_invalid_subjects(target: WriteTarget, batch: WriteBatch, letters: DeadLetters) -> WriteBatch:
     """Return the messages whose subjects a server accepts; the others become dead letters, or an error."""
     subjects = batch.columns.subjects
+    if _are_all_valid(batch.columns):
+        return batch
     is_invalid = pc.or_(
         pc.match_substring_regex(subjects, _INVALID_SUBJECT),
         pc.greater(pc.binary_length(subjects), _SUBJECT_BYTES_MAX),
@@ -86,6 +89,20 @@ def drop_invalid_subjects(target: WriteTarget, batch: WriteBatch, letters: DeadL
     if not is_invalid.any():
         return batch
     return WriteBatch(batch.columns.take(np.flatnonzero(~is_invalid).tolist()), batch.first)
+
+
+def _are_all_valid(columns: MessageColumns) -> bool:
+    """Return whether all subjects are valid; False if they have to be checked one by one."""
+    ends, data = get_offsets_and_bytes(columns.subjects)
+    used = data[ends[0] : ends[-1]]
+    sizes = np.diff(ends)
+    if not len(used) or sizes.min() == 0 or sizes.max() > _SUBJECT_BYTES_MAX or used.min() <= _SPACE:
+        return False
+    is_dot = used == _DOT
+    starts = ends[:-1] - ends[0]
+    # Two dots in a row may also be the end of a subject and the begin of the next, and then both are invalid.
+    is_bad = is_dot[starts].any() or is_dot[starts + sizes - 1].any() or (is_dot[1:] & is_dot[:-1]).any()
+    return not is_bad
 
 
 class StagedWriter:

@@ -102,7 +102,8 @@ class WindowSender:
         error = reply.get("error")
         if error is None and reply.get("stream") == self._target.stream:
             first = reply["seq"] - len(sent.window) + 1
-            seqs = {row: first + row for row in range(len(sent.window))}
+            needs_seqs = sent.window.needs_seqs
+            seqs = {row: first + row for row in range(len(sent.window))} if needs_seqs else {}
             return WindowResult(reply["seq"], seqs)
         if error is not None and error.get("err_code") == DUPLICATE_IN_BATCH and not sent.window.has_ids:
             return WindowResult()  # another driver, or an earlier attempt of this one, has published it
