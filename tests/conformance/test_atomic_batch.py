@@ -9,6 +9,7 @@ import pytest
 
 from conformance.client import Client
 from conformance.servers import Server, Setup
+from headrace.reader.stream_admin import parse_time_ns
 
 Make = Callable[..., dict[str, Any]]
 OK = b""
@@ -291,7 +292,7 @@ class TestChecks:
         assert (first["seq"], first["count"]) == (4, 4)
         found = [batch.client.api(f"STREAM.MSG.GET.{name}", {"seq": seq})["message"] for seq in range(1, 5)]
         assert [each["subject"] for each in found] == [f"{name}.s{position}" for position in range(1, 5)]
-        times = [each["time"] for each in found]
+        times = [parse_time_ns(each["time"]) for each in found]
         assert times == sorted(times)
         assert code(send("u2")) == 10201
         last_id = max(with_ids)

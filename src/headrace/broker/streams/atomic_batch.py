@@ -7,8 +7,9 @@ per stream and per server, bytes per server, and time: a batch without traffic i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from headrace._native import ByteBudget, OpenBatch
@@ -32,6 +33,7 @@ COMMIT = b"Nats-Batch-Commit"
 PLAIN_HEADERS = frozenset((ID, ID_ALT, SEQUENCE, SEQUENCE_ALT, COMMIT))
 #: A member with these headers may only be rejected as a duplicate.
 _ID_HEADERS = PLAIN_HEADERS | {publish_checks.MSG_ID}
+_SUBJECT = itemgetter(0)
 _ID_BYTES_MAX = 64
 _U64_MAX = 2**64 - 1
 
@@ -67,15 +69,26 @@ class AtomicBatch(OpenBatch):
     `BatchMember`s.
     """
 
-    __slots__ = ("has_ids", "needs_checks", "timer")
+    __slots__ = ("needs_checks", "timer", "with_ids")
 
     def __init__(self, name: bytes, budget: AtomicBatchBudget) -> None:
         limits = budget.limits
         super().__init__(name, budget, limits.messages, limits.timeout_ns)
         self.needs_checks = False
-        #: Whether some members are `BatchMember`s because of a message id.
-        self.has_ids = False
+        #: Which members are `BatchMember`s only because of a message id.
+        self.with_ids: list[int] = []
         self.timer: TimerHandle | None = None
+
+    def iter_runs(self) -> Iterator[BatchMember | list[tuple[bytes, bytes, bytes]]]:
+        """Yield the members with message ids, and those between them together."""
+        start = 0
+        for index in self.with_ids:
+            if start < index:
+                yield self.members[start:index]
+            yield self.members[index]
+            start = index + 1
+        if start < len(self.members):
+            yield self.members[start:]
 
     def expand_members(self) -> list[BatchMember]:
         """Return every member as a BatchMember."""
@@ -217,7 +230,7 @@ class AtomicBatches:
             batch.add((member.subject, member.header, member.payload), size)
         else:
             if is_short and names <= _ID_HEADERS:
-                batch.has_ids = True
+                batch.with_ids.append(len(batch.members))
             else:
                 batch.needs_checks = True
             batch.add(member, size)
@@ -275,20 +288,21 @@ class AtomicBatches:
             self._reserve(batch)
             seq = self._store_each(members)
         else:
-            if batch.has_ids:
-                CommitCheck(
-                    stream, [each for each in batch.members if isinstance(each, BatchMember)]
-                ).check_ids()
-            else:
-                stream.retention.enforce()
+            CommitCheck(stream, [batch.members[index] for index in batch.with_ids]).check_ids()
             self._reserve(batch)
-            seq = self._store_runs(batch.members) if batch.has_ids else self._store_plain(batch.members)
+            seq = self._store_runs(batch)
         batch_name = batch.name.decode("utf-8", "replace")
         stream.record_event("batch", f"{batch_name}: {count} messages")
         return b'%b%d,"batch":%b,"count":%d}' % (stream.pub_ack_prefix, seq, dumps(batch_name), count)
 
     def _reserve(self, batch: AtomicBatch) -> None:
-        subjects = sum(len(m.subject) if isinstance(m, BatchMember) else len(m[0]) for m in batch.members)
+        if batch.needs_checks:
+            subjects = sum(len(m.subject) if isinstance(m, BatchMember) else len(m[0]) for m in batch.members)
+        else:
+            subjects = sum(
+                len(run.subject) if isinstance(run, BatchMember) else sum(map(len, map(_SUBJECT, run)))
+                for run in batch.iter_runs()
+            )
         self._stream.reserve_frame_space(subjects + batch.bytes, len(batch.members))
 
     def _store_plain(self, members: list[tuple[bytes, bytes, bytes]]) -> int:
@@ -303,19 +317,12 @@ class AtomicBatches:
                 retention.after_append(member[0], first + index, time_ns + index, 0)
         return stream.log.last_seq
 
-    def _store_runs(self, members: list[tuple[bytes, bytes, bytes] | BatchMember]) -> int:
+    def _store_runs(self, batch: AtomicBatch) -> int:
         """Store the members with message ids one by one, and those between them together."""
-        plain: list[tuple[bytes, bytes, bytes]] = []
         seq = 0
-        for member in members:
-            if not isinstance(member, BatchMember):
-                plain.append(member)
-                continue
-            if plain:
-                self._store_plain(plain)
-                plain = []
-            seq = self._store_each([member])
-        return self._store_plain(plain) if plain else seq
+        for run in batch.iter_runs():
+            seq = self._store_each([run]) if isinstance(run, BatchMember) else self._store_plain(run)
+        return seq
 
     def _store_each(self, members: list[BatchMember]) -> int:
         """Store members one by one, with all side effects; return the sequence of the last."""
