@@ -174,6 +174,11 @@ def sink(spark: SparkSession, kind: str, folder: Path, messages: int, rounds: in
     text = PAYLOAD.decode()
     table = str(folder / f"sink-{kind}")
     found: dict[str, Rate] = {}
+
+    def report(what: str, value: Rate) -> None:
+        found[what] = value
+        print(f"{what}: {value.clock:,.2f}, {value.cores:,.2f} by CPU time", file=sys.stderr, flush=True)
+
     with server:
         for mode, options in SINK_MODES.items():
             ids = ", uuid() as msg_id" if mode == "ids" else ""
@@ -181,15 +186,13 @@ def sink(spark: SparkSession, kind: str, folder: Path, messages: int, rounds: in
             frame = spark.sql(f"select {columns} from range(0, {messages}, 1, 2)")
             writer = frame.write.format("headrace").mode("append").option("servers", server.url)
             writer = writer.option("stream", "S").options(**options)
-            found[f"sink {kind}, {mode}"] = rate(messages, rounds, writer.save)
-            print(
-                f"sink {kind}, {mode}: {found[f'sink {kind}, {mode}'].clock:,.0f}",
-                file=sys.stderr,
-                flush=True,
-            )
+            report(f"sink {kind}, {mode}", rate(messages, rounds, writer.save))
             link.request("$JS.API.STREAM.PURGE.S")
+        few = spark.sql(f"select 's.x' as subject, '{text}' as data from range(2)")
+        writer = few.write.format("headrace").mode("append").options(servers=server.url, stream="S")
+        report(f"sink {kind}, staged, writes of two rows per second", rate(1, 5, writer.save))
         parquet = frame.write.mode("overwrite")
-        found[f"the same rows to Parquet ({kind})"] = rate(messages, rounds, lambda: parquet.parquet(table))
+        report(f"the same rows to Parquet ({kind})", rate(messages, rounds, lambda: parquet.parquet(table)))
     return found
 
 
@@ -291,7 +294,7 @@ def main() -> None:
             if "wire" in chosen:
                 found |= wire(spark, kind, folder, args.messages or 500_000, args.rounds)
             if "sink" in chosen:
-                found |= sink(spark, kind, folder, args.messages or 300_000, args.rounds)
+                found |= sink(spark, kind, folder, args.messages or 1_000_000, args.rounds)
         if "latency" in chosen:
             found |= latency(spark, OURS)
         spark.stop()

@@ -29,7 +29,7 @@ cdef class DedupWindow:
     cdef public int64_t window_ns
     cdef dict seen
     cdef bytearray order
-    cdef Py_ssize_t head, saved_end
+    cdef Py_ssize_t head, saved_end, entries
 
     cdef uint64_t c_find(self, bytes message_id, uint64_t now_ns) except? 0
     cdef int c_add(self, bytes message_id, uint64_t seq, uint64_t time_ns) except -1

@@ -126,7 +126,8 @@ cdef class DedupWindow:
     """Message ids with their sequences, for `window_ns` after the messages were stored.
 
     `order` has them in the order they were added, encoded for storage: sequence, time, length, id. The first one that
-    has not expired is at `head`; those from `saved_end` on have not been drained yet.
+    has not expired is at `head`; those from `saved_end` on have not been drained yet. `entries` counts those from `head`
+    on: as many as there are ids, unless an id was added again.
     """
 
     def __init__(self, int64_t window_ns):
@@ -135,7 +136,7 @@ cdef class DedupWindow:
         self.window_ns = window_ns
         self.seen = {}
         self.order = bytearray()
-        self.head = self.saved_end = 0
+        self.head = self.saved_end = self.entries = 0
 
     def __len__(self):
         return len(self.seen)
@@ -158,6 +159,7 @@ cdef class DedupWindow:
         if size > 0xFFFF:
             raise ValueError("a message id has more than 65,535 bytes")
         self.seen[message_id] = seq
+        self.entries += 1
         PyByteArray_Resize(self.order, at + ENTRY + size)
         to = PyByteArray_AS_STRING(self.order) + at
         memcpy(to, &seq, 8)
@@ -176,6 +178,7 @@ cdef class DedupWindow:
             if self.seen.get(message_id) == u64(order + at):
                 del self.seen[message_id]
             at += ENTRY + size
+            self.entries -= 1
         self.head = at
         if self.saved_end < at:
             self.saved_end = at
@@ -212,6 +215,7 @@ cdef class DedupWindow:
                 break
             self.seen[PyBytes_FromStringAndSize(start + at + ENTRY, size)] = u64(start + at)
             at += ENTRY + size
+            self.entries += 1
         self.order += block[:at]
         self.saved_end = PyByteArray_GET_SIZE(self.order)
 
@@ -220,6 +224,8 @@ cdef class DedupWindow:
         cdef const char *order = PyByteArray_AS_STRING(self.order)
         cdef Py_ssize_t at = self.head, size
         cdef list known = []
+        if self.entries == len(self.seen):  # almost always, and then there may be millions
+            return PyBytes_FromStringAndSize(order + at, self.saved_end - at)
         while at < self.saved_end:
             size = ENTRY + u16(order + at + 16)
             if self.seen.get(PyBytes_FromStringAndSize(order + at + ENTRY, size - ENTRY)) == u64(order + at):
