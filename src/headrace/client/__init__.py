@@ -1,4 +1,4 @@
-"""Client for applications: nats-py plus atomic batches, buckets with TTL, and consumer resets.
+"""Client for applications: nats-py plus continuous consumption, atomic batches, buckets with TTL, and consumer resets.
 
 Connections, contexts, configurations and errors are nats-py's own, extended; everything works the same with Headrace
 and nats-server. `headrace.client.sync` is the same without `await`.
@@ -15,6 +15,7 @@ from headrace.client.configs import (
     StreamSource,
 )
 from headrace.client.connection import Client, connect, jetstream
+from headrace.client.consume import Messages
 from headrace.client.consumer_reset import ConsumerReset
 from headrace.client.context import JetStream
 from headrace.client.key_value import KeyValue
@@ -38,6 +39,7 @@ __all__ = [
     "JetStream",
     "KeyValue",
     "Message",
+    "Messages",
     "Operation",
     "PriorityPolicy",
     "StreamConfig",

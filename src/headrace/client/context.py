@@ -17,7 +17,9 @@ from nats.js import JetStreamContext, api
 
 from headrace.client import kv_config, sourcing_consumer
 from headrace.client.batch import Batch, BatchAck, to_messages
-from headrace.client.configs import ConsumerInfo, StreamInfo
+from headrace.client.configs import ConsumerConfig, ConsumerInfo, StreamInfo
+from headrace.client.consume import Messages
+from headrace.client.consume_options import make_options
 from headrace.client.consumer_reset import ConsumerReset, reset_consumer
 from headrace.client.durations import Duration
 from headrace.client.errors import (
@@ -53,6 +55,11 @@ class JetStream(JetStreamContext):
     @property
     def connection(self) -> NATS:
         return self._nc
+
+    @property
+    def api_prefix(self) -> str:
+        """The beginning of API subjects, `$JS.API` or that of a domain."""
+        return self._prefix
 
     @property
     def timeout(self) -> float:
@@ -129,6 +136,30 @@ class JetStream(JetStreamContext):
         Options as for `batch`. Too many messages for one batch are rejected before anything is sent.
         """
         return await Batch(self, **options).send_all(to_messages(messages))
+
+    # Consuming
+
+    def consume(
+        self,
+        /,
+        stream: str,
+        durable: str | None = None,
+        *,
+        prefetch: int = 500,
+        max_bytes: int | None = None,
+        expires: Duration = 30,
+        heartbeat: Duration = 5,
+        keep_alive: bool = True,
+        **config: Any,
+    ) -> Messages:
+        """Return the messages of a pull consumer, as a context: `async with js.consume("ORDERS", "worker") as messages:`.
+
+        `durable` names the consumer; without it there is one for this context only. A consumer that does not exist is
+        created, with explicit acks; further options are those of `ConsumerConfig`, and update an existing one. The rest
+        is described in `ConsumeOptions`.
+        """
+        options = make_options(prefetch, max_bytes, expires, heartbeat, keep_alive=keep_alive)
+        return Messages(self, stream, durable, config, options)
 
     # Buckets
 
@@ -245,7 +276,7 @@ class JetStream(JetStreamContext):
         **params: Any,
     ) -> ConsumerInfo:
         """Create a consumer, or update an existing one."""
-        config = (config or api.ConsumerConfig()).evolve(**params)
+        config = (config or ConsumerConfig()).evolve(**params)
         call = f"CONSUMER.CREATE.{stream}"
         if name := config.name or config.durable_name:
             call += f".{name}"
