@@ -85,11 +85,15 @@ async def test_what_was_received_and_not_wanted_is_returned_at_once(js: JetStrea
 
 async def test_an_exception_returns_the_message_in_hand(js: JetStream, name: str) -> None:
     await publish(js, name, 1)
-    with pytest.raises(ZeroDivisionError):
+
+    async def fail() -> None:
         async with js.consume(name, "worker") as messages:
             async for message in messages:
                 assert message.metadata.num_delivered == 1
                 raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
     async with js.consume(name, "worker") as messages, asyncio.timeout(LIMIT_S):
         async for message in messages:
             assert message.metadata.num_delivered == 2
@@ -182,9 +186,7 @@ async def test_mistakes_are_refused(js: JetStream, name: str) -> None:
 @pytest.mark.slow
 async def test_a_killed_server_loses_nothing(launch: Launch, name: str) -> None:
     server = launch(Setup())
-    nc = await connect(
-        f"nats://127.0.0.1:{server.port}", reconnect_time_wait=0.05, max_reconnect_attempts=-1
-    )
+    nc = await connect(f"nats://127.0.0.1:{server.port}", reconnect_time_wait=0.05, max_reconnect_attempts=-1)
     js = nc.jetstream()
     await js.add_stream(name=name, subjects=[f"{name}.>"])
     await publish(js, name, 100)

@@ -15,6 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "client.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 PRINTS = [
     "HELLO 1\n",
+    "b'job 0'\nb'job 1'\nb'job 2'\n",
     "stored 1 to 2\nmessage 2: the subject is at 1\n",
     "ann is there, revision 2\n['bob.street', 'bob.city']\n3 values, markers are kept for 3600.0 s\n",
     "PUT pears b'1.40'\ninitial values complete\nPUT plums b'2.10'\nPURGE plums b''\n",

@@ -42,6 +42,20 @@ def test_sync_publish_returns_the_ack(client: sync.Client, stream: str) -> None:
     assert client.run(client.js.purge_stream(stream))
 
 
+def test_sync_consume_yields_acknowledges_and_drains(client: sync.Client, stream: str) -> None:
+    for number in range(5):
+        client.publish(f"{stream}.x", b"%d" % number)
+    seen = []
+    with client.consume(stream, "worker") as messages:
+        for message in messages:
+            seen.append((message.subject, int(message.data), message.metadata.num_delivered, message.headers))
+            message.ack()
+            if len(seen) == 5:
+                messages.drain()
+    assert seen == [(f"{stream}.x", number, 1, None) for number in range(5)]
+    assert client.consumer_info(stream, "worker").ack_floor.stream_seq == 5
+
+
 def test_a_sync_batch_commits_or_stores_nothing(client: sync.Client, stream: str) -> None:
     with client.batch() as batch:
         for number in range(250):

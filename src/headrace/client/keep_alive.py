@@ -36,7 +36,7 @@ class KeepAlive:
         self._purge_at = max(2 * len(self._in_process), _PURGE_MIN)
 
     async def run(self, buffered: Iterable[Msg]) -> None:
-        """Extend deadlines for ever: of the messages that were added, and of those in the buffer."""
+        """Extend deadlines forever: of the messages that were added, and of those in the buffer."""
         while True:
             await asyncio.sleep(self._period_s)
             self._purge()

@@ -18,163 +18,36 @@ one that connected it. The methods are those of the asynchronous objects, with t
 
 from __future__ import annotations
 
-import asyncio
-import atexit
-import functools
-import os
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
-import nats.errors
+import nats.aio.client
+import nats.aio.msg
 
 from headrace.client import batch as asynchronous_batch
-from headrace.client import connection, context, key_value, watch
+from headrace.client import connection, consume, context, key_value, watch
 from headrace.client.batch import BatchAck
 from headrace.client.errors import NoAnswer
 from headrace.client.kv_entry import Entry
+from headrace.client.sync_proxy import SyncProxy, WrongProcess, make_blocking, process_loop
 from headrace.deprecation import renamed_parameter
-from headrace.errors import HeadraceError
 
-__all__ = ["Batch", "Client", "KeyValue", "Watcher", "WrongProcess", "connect"]
+__all__ = ["Batch", "Client", "KeyValue", "Messages", "ReceivedMessage", "Watcher", "WrongProcess", "connect"]
 
 _CONNECT_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 2.0
-
-T = TypeVar("T")
-P = ParamSpec("P")
-Inner = TypeVar("Inner")
 
 
-class WrongProcess(HeadraceError):
-    """A client is used in a process that was forked from the one that connected it."""
-
-
-class EventLoopThread:
-    """The thread that runs the event loop."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="headrace-client", daemon=True)
-        self.thread.start()
-
-    def run(self, work: Awaitable[T], timeout_s: float | None) -> T:
-        """Run the work on that thread, and wait for the result."""
-        result = asyncio.run_coroutine_threadsafe(_to_coroutine(work), self.loop)
-        try:
-            return result.result(timeout_s)
-        except BaseException as error:
-            # Also when the caller is interrupted: work that nobody waits for should not continue.
-            if not result.done() and result.cancel() and isinstance(error, TimeoutError):
-                raise NoAnswer(
-                    f"not finished within {timeout_s:g} s; check that the server is reachable"
-                ) from None
-            raise
-
-    def stop(self) -> None:
-        async def cancel_all() -> None:
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(cancel_all(), self.loop).result(_STOP_TIMEOUT_S)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(_STOP_TIMEOUT_S)
-
-
-async def _to_coroutine(work: Awaitable[T]) -> T:
-    return await work
-
-
-class _ProcessEventLoop:
-    """The background event loop of this process, created on first use."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop_thread: EventLoopThread | None = None
-        self._parent_loop_threads: list[EventLoopThread | None] = []
-
-    def get_loop_thread(self) -> EventLoopThread:
-        with self._lock:
-            if self._loop_thread is None:
-                self._loop_thread = EventLoopThread()
-                atexit.register(self._stop, os.getpid())
-            return self._loop_thread
-
-    def on_fork(self) -> None:
-        """In the child: the parent's thread does not exist here.
-
-        Its loop is kept, because closing it would affect the parent.
-        """
-        self._parent_loop_threads.append(self._loop_thread)
-        self._loop_thread = None
-        self._lock = threading.Lock()
-
-    def _stop(self, pid: int) -> None:
-        if pid == os.getpid() and self._loop_thread is not None:
-            self._loop_thread.stop()
-
-
-_process_loop = _ProcessEventLoop()
-os.register_at_fork(after_in_child=_process_loop.on_fork)
-
-
-class _SyncProxy(Generic[Inner]):
-    """Blocking wrapper of an asynchronous object, `inner`."""
-
-    def __init__(self, inner: Inner, timeout_s: float) -> None:
-        self.inner = inner
-        self._timeout_s = timeout_s
-        self._loop_thread = _process_loop.get_loop_thread()
-        self._pid = os.getpid()
-
-    def run(self, work: Awaitable[T], timeout: float | None = None) -> T:
-        """Wait for an awaitable, for operations without a method here: `client.run(client.js.purge_stream("S"))`."""
-        return self._wait(work, self._timeout_s if timeout is None else timeout)
-
-    def _wait(self, work: Awaitable[T], timeout_s: float | None) -> T:
-        try:
-            self._check_caller()
-        except BaseException:
-            if asyncio.iscoroutine(work):
-                work.close()
-            raise
-        return self._loop_thread.run(work, timeout_s)
-
-    def _check_caller(self) -> None:
-        if self._pid != os.getpid():
-            text = (
-                f"connected in process {self._pid}, used in {os.getpid()}: call sync.connect() after the fork"
-            )
-            raise WrongProcess(text)
-        if threading.current_thread() is self._loop_thread.thread:
-            raise RuntimeError(
-                "the blocking client cannot be used in a callback of its event loop: use the asynchronous client there"
-            )
-
-
-def _make_blocking(
-    method: Callable[Concatenate[Inner, P], Awaitable[T]],
-) -> Callable[Concatenate[_SyncProxy[Inner], P], T]:
-    @functools.wraps(method)
-    def call(proxy: _SyncProxy[Inner], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return proxy.run(method(proxy.inner, *args, **kwargs))
-
-    return call
-
-
-class Batch(_SyncProxy[asynchronous_batch.Batch]):
+class Batch(SyncProxy[asynchronous_batch.Batch]):
     """An atomic batch, the blocking form of `client.batch.Batch`: committed at the end of its context, abandoned on an
     exception.
     """
 
-    publish = _make_blocking(asynchronous_batch.Batch.publish)
-    add = _make_blocking(asynchronous_batch.Batch.add)
-    commit = _make_blocking(asynchronous_batch.Batch.commit)
-    abandon = _make_blocking(asynchronous_batch.Batch.abandon)
+    publish = make_blocking(asynchronous_batch.Batch.publish)
+    add = make_blocking(asynchronous_batch.Batch.add)
+    commit = make_blocking(asynchronous_batch.Batch.commit)
+    abandon = make_blocking(asynchronous_batch.Batch.abandon)
 
     @property
     def ack(self) -> BatchAck | None:
@@ -192,15 +65,15 @@ class Batch(_SyncProxy[asynchronous_batch.Batch]):
         self.run(self.inner.__aexit__(kind, error, trace))
 
 
-class Watcher(_SyncProxy[watch.Watcher]):
+class Watcher(SyncProxy[watch.Watcher]):
     """The blocking form of `client.watch.Watcher`: an iterator of entries, with None after the initial ones.
 
     It waits for the next entry as long as necessary.
     """
 
-    updates = _make_blocking(watch.Watcher.updates)
-    initial = _make_blocking(watch.Watcher.initial)
-    stop = _make_blocking(watch.Watcher.stop)
+    updates = make_blocking(watch.Watcher.updates)
+    initial = make_blocking(watch.Watcher.initial)
+    stop = make_blocking(watch.Watcher.stop)
 
     def __iter__(self) -> Iterator[Entry | None]:
         return self
@@ -220,22 +93,81 @@ class Watcher(_SyncProxy[watch.Watcher]):
         self.stop()
 
 
-class KeyValue(_SyncProxy[key_value.KeyValue]):
+class ReceivedMessage(SyncProxy[nats.aio.msg.Msg]):
+    """A message of a consumer; acknowledge it with one of the methods."""
+
+    ack = make_blocking(nats.aio.msg.Msg.ack)
+    ack_sync = make_blocking(nats.aio.msg.Msg.ack_sync)
+    nak = make_blocking(nats.aio.msg.Msg.nak)
+    term = make_blocking(nats.aio.msg.Msg.term)
+    in_progress = make_blocking(nats.aio.msg.Msg.in_progress)
+
+    @property
+    def subject(self) -> str:
+        return self.inner.subject
+
+    @property
+    def data(self) -> bytes:
+        return self.inner.data
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        return self.inner.headers
+
+    @property
+    def metadata(self) -> nats.aio.msg.Msg.Metadata:
+        return self.inner.metadata
+
+
+class Messages(SyncProxy[consume.Messages]):
+    """The blocking form of `client.consume.Messages`: an iterator of messages in a context.
+
+    It waits for the next message as long as necessary.
+    """
+
+    @property
+    def consumer(self) -> str:
+        return self.inner.consumer
+
+    def drain(self) -> None:
+        """Request no more messages: the iteration ends after those that have been received."""
+        self._loop_thread.loop.call_soon_threadsafe(self.inner.drain)
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        try:
+            return ReceivedMessage(self._wait(anext(self.inner), None), self._timeout_s)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __enter__(self) -> Self:
+        self.run(self.inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.run(self.inner.__aexit__(kind, error, trace))
+
+
+class KeyValue(SyncProxy[key_value.KeyValue]):
     """The blocking form of `client.key_value.KeyValue`: a bucket."""
 
-    get = _make_blocking(key_value.KeyValue.get)
-    put = _make_blocking(key_value.KeyValue.put)
-    create = _make_blocking(key_value.KeyValue.create)
-    update = _make_blocking(key_value.KeyValue.update)
-    delete = _make_blocking(key_value.KeyValue.delete)
-    purge = _make_blocking(key_value.KeyValue.purge)
-    put_many = _make_blocking(key_value.KeyValue.put_many)
-    update_many = _make_blocking(key_value.KeyValue.update_many)
-    create_many = _make_blocking(key_value.KeyValue.create_many)
-    history = _make_blocking(key_value.KeyValue.history)
-    keys = _make_blocking(key_value.KeyValue.keys)
-    purge_deletes = _make_blocking(key_value.KeyValue.purge_deletes)
-    status = _make_blocking(key_value.KeyValue.status)
+    get = make_blocking(key_value.KeyValue.get)
+    put = make_blocking(key_value.KeyValue.put)
+    create = make_blocking(key_value.KeyValue.create)
+    update = make_blocking(key_value.KeyValue.update)
+    delete = make_blocking(key_value.KeyValue.delete)
+    purge = make_blocking(key_value.KeyValue.purge)
+    put_many = make_blocking(key_value.KeyValue.put_many)
+    update_many = make_blocking(key_value.KeyValue.update_many)
+    create_many = make_blocking(key_value.KeyValue.create_many)
+    history = make_blocking(key_value.KeyValue.history)
+    keys = make_blocking(key_value.KeyValue.keys)
+    purge_deletes = make_blocking(key_value.KeyValue.purge_deletes)
+    status = make_blocking(key_value.KeyValue.status)
 
     @property
     def bucket(self) -> str:
@@ -246,26 +178,26 @@ class KeyValue(_SyncProxy[key_value.KeyValue]):
         return Watcher(self.run(self.inner.watch(keys, **options)), self._timeout_s)
 
 
-class Client(_SyncProxy[context.JetStream]):
+class Client(SyncProxy[context.JetStream]):
     """The blocking form of `client.connection.Client`: a connection with its JetStream context.
 
     `js` and `nc` are the asynchronous ones, for `run`.
     """
 
-    publish = _make_blocking(context.JetStream.publish)
-    publish_batch = _make_blocking(context.JetStream.publish_batch)
-    add_stream = _make_blocking(context.JetStream.add_stream)
-    update_stream = _make_blocking(context.JetStream.update_stream)
-    delete_stream = _make_blocking(context.JetStream.delete_stream)
-    stream_info = _make_blocking(context.JetStream.stream_info)
-    get_msg = _make_blocking(context.JetStream.get_msg)
-    add_consumer = _make_blocking(context.JetStream.add_consumer)
-    consumer_info = _make_blocking(context.JetStream.consumer_info)
-    delete_consumer = _make_blocking(context.JetStream.delete_consumer)
-    reset_consumer = _make_blocking(context.JetStream.reset_consumer)
-    create_sourcing_consumer = _make_blocking(context.JetStream.create_sourcing_consumer)
-    delete_kv = _make_blocking(context.JetStream.delete_key_value)
-    kv_names = _make_blocking(context.JetStream.key_value_names)
+    publish = make_blocking(context.JetStream.publish)
+    publish_batch = make_blocking(context.JetStream.publish_batch)
+    add_stream = make_blocking(context.JetStream.add_stream)
+    update_stream = make_blocking(context.JetStream.update_stream)
+    delete_stream = make_blocking(context.JetStream.delete_stream)
+    stream_info = make_blocking(context.JetStream.stream_info)
+    get_msg = make_blocking(context.JetStream.get_msg)
+    add_consumer = make_blocking(context.JetStream.add_consumer)
+    consumer_info = make_blocking(context.JetStream.consumer_info)
+    delete_consumer = make_blocking(context.JetStream.delete_consumer)
+    reset_consumer = make_blocking(context.JetStream.reset_consumer)
+    create_sourcing_consumer = make_blocking(context.JetStream.create_sourcing_consumer)
+    delete_kv = make_blocking(context.JetStream.delete_key_value)
+    kv_names = make_blocking(context.JetStream.key_value_names)
 
     @property
     def js(self) -> context.JetStream:
@@ -278,6 +210,13 @@ class Client(_SyncProxy[context.JetStream]):
     def batch(self, **options: Any) -> Batch:
         """Return an atomic batch: `with client.batch() as batch: batch.publish(...)`."""
         return Batch(self.inner.batch(**options), self._timeout_s)
+
+    def consume(self, stream: str, durable: str | None = None, **options: Any) -> Messages:
+        """Return the messages of a pull consumer: `with client.consume("ORDERS", "worker") as messages:`.
+
+        Options as for the asynchronous `consume`.
+        """
+        return Messages(self.inner.consume(stream, durable, **options), self._timeout_s)
 
     def kv(self, bucket: str) -> KeyValue:
         """Return an existing bucket."""
@@ -339,7 +278,7 @@ def connect(
         return client.jetstream(timeout=timeout, **({"domain": domain} if domain else {}))
 
     try:
-        js = _process_loop.get_loop_thread().run(open_context(), connect_timeout)
+        js = process_loop.get_loop_thread().run(open_context(), connect_timeout)
     except NoAnswer as error:
         raise NoAnswer(f"not connected to {server_urls} within {connect_timeout:g} s") from error
     return Client(js, call_timeout)

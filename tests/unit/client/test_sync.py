@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from headrace.client import sync
+from headrace.client import sync, sync_proxy
 from headrace.client.errors import NoAnswer
 
 
@@ -21,8 +21,8 @@ async def failing() -> None:
 
 
 def test_one_thread_serves_everybody() -> None:
-    face = sync._SyncProxy(None, 5.0)
-    other = sync._SyncProxy(None, 5.0)
+    face = sync_proxy.SyncProxy(None, 5.0)
+    other = sync_proxy.SyncProxy(None, 5.0)
     assert face.run(value()) == 7
     names = {
         each.run(asyncio.to_thread(threading.active_count)) and each._loop_thread for each in (face, other)
@@ -40,17 +40,17 @@ def test_giving_up_cancels_what_was_asked() -> None:
             ended.set()
 
     with pytest.raises(NoAnswer, match=r"not finished within 0\.01 s"):
-        sync._SyncProxy(None, 0.01).run(endless())
+        sync_proxy.SyncProxy(None, 0.01).run(endless())
     assert ended.wait(30)
 
 
 def test_an_error_of_the_work_stays_what_it_is() -> None:
     with pytest.raises(TimeoutError, match="its own"):
-        sync._SyncProxy(None, 5.0).run(failing())
+        sync_proxy.SyncProxy(None, 5.0).run(failing())
 
 
 def test_waiting_inside_the_loop_is_refused() -> None:
-    face = sync._SyncProxy(None, 5.0)
+    face = sync_proxy.SyncProxy(None, 5.0)
 
     async def inside() -> None:
         face.run(asyncio.sleep(0))
@@ -61,11 +61,11 @@ def test_waiting_inside_the_loop_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_has_its_own() -> None:
-    face = sync._SyncProxy(None, 5.0)
+    face = sync_proxy.SyncProxy(None, 5.0)
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            sync._SyncProxy(None, 5.0).run(value())
+            sync_proxy.SyncProxy(None, 5.0).run(value())
             face.run(value())
         except sync.WrongProcess:
             os.write(writing, b"refused")
