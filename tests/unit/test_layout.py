@@ -147,7 +147,7 @@ BANNED_WORDS = {
 }
 #: Class names with the same meaning in two layers; their docstrings refer to each other.
 TWO_LAYERS = {
-    *("Batch", "Client", "KeyValue", "Watcher"),  # asynchronous and blocking client
+    *("Batch", "Client", "KeyValue", "Messages", "Watcher"),  # asynchronous and blocking client
     *(
         "ConsumerConfig",
         "StreamConfig",

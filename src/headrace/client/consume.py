@@ -20,9 +20,10 @@ import contextlib
 import json
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import nats.errors
+from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import api
@@ -40,13 +41,24 @@ from headrace.client.handler_pool import Handler, HandlerPool
 from headrace.client.keep_alive import KeepAlive
 from headrace.client.pull_status import PullEnd, PullStatus, parse_status
 
-if TYPE_CHECKING:
-    from headrace.client.context import JetStream
-
 #: How long to wait before a request is repeated that the server could not accept, at first and at most.
 _RETRY_S, _RETRY_MAX_S = 0.1, 2.0
 #: How long the last messages may take to arrive when consumption ends.
 _DRAIN_TIMEOUT_S = 5.0
+
+
+class ConsumerApi(Protocol):
+    """The part of a JetStream context that consumption needs."""
+
+    @property
+    def connection(self) -> NATS: ...
+
+    @property
+    def api_prefix(self) -> str: ...
+
+    async def consumer_info(self, stream: str, consumer: str, /) -> ConsumerInfo: ...
+
+    async def add_consumer(self, stream: str, /, **config: Any) -> ConsumerInfo: ...
 
 
 class Messages:
@@ -54,7 +66,7 @@ class Messages:
 
     def __init__(
         self,
-        js: JetStream,
+        js: ConsumerApi,
         stream: str,
         consumer: str | None,
         config: dict[str, Any],
