@@ -58,7 +58,14 @@ class ConsumerApi(Protocol):
 
     async def consumer_info(self, stream: str, consumer: str, /) -> ConsumerInfo: ...
 
-    async def add_consumer(self, stream: str, /, **config: Any) -> ConsumerInfo: ...
+    async def add_consumer(
+        self,
+        /,
+        stream: str,
+        config: api.ConsumerConfig | None = None,
+        timeout: float | None = None,
+        **params: Any,
+    ) -> ConsumerInfo: ...
 
 
 class Messages:
