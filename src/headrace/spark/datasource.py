@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from headrace.reader.options import ReadOptions, parse_read_options
+from headrace.reader.stream_admin import mark_reachable
 from headrace.spark import query_rows
 from headrace.spark import schema as schemas
 
@@ -64,9 +65,13 @@ class HeadraceDataSource(DataSource):
         return JetStreamBatchWriter(parse_write_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> JetStreamMicroBatchWriter:
+        from headrace.spark.pyspark_compat import is_commit_process
         from headrace.spark.write.stream_writer import JetStreamMicroBatchWriter, parse_write_options
 
-        return JetStreamMicroBatchWriter(parse_write_options(self.options), schema)
+        options = parse_write_options(self.options)
+        if is_commit_process():
+            mark_reachable(options.address)  # a server that is away fails the commit only after `reconnect`
+        return JetStreamMicroBatchWriter(options, schema)
 
 
 class JetStreamDataSource(HeadraceDataSource):

@@ -6,6 +6,7 @@ not see `Trigger.AvailableNow`. Owns the stand-ins, which such a version never c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from inspect import signature
 from itertools import chain, islice
@@ -82,6 +83,16 @@ def make_utc_arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, prefers_large_types=False, **_UTC)
 
 
+#: What a process runs in which Spark's driver commits the epochs of a Python sink.
+_COMMIT_MODULE = "pyspark.sql.worker.python_streaming_sink_runner"
+
+
+def is_commit_process() -> bool:
+    """Return whether this process commits epochs, so that their tasks have reached the server before."""
+    main_spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return _COMMIT_MODULE in sys.modules or getattr(main_spec, "name", "") == _COMMIT_MODULE
+
+
 #: Rows in a batch that is made of single rows.
 _ROWS_MAX = 10_000
 
@@ -116,6 +127,7 @@ __all__ = [
     "ReadMaxRows",
     "StringStartsWith",
     "SupportsTriggerAvailableNow",
+    "is_commit_process",
     "make_utc_arrow_schema",
     "to_batches",
 ]

@@ -42,7 +42,7 @@ from headrace.spark import schema as schemas
 from headrace.spark.batch_reader import JetStreamBatchReader
 from headrace.spark.kv.kv_writer import OPERATIONS, KvChange, KvTarget, KvWriter
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
-from headrace.spark.pyspark_compat import DataSourceStreamArrowWriter, to_batches
+from headrace.spark.pyspark_compat import DataSourceStreamArrowWriter, is_commit_process, to_batches
 from headrace.spark.schema import SchemaError
 from headrace.spark.write.write_options import SPARK_OPTIONS
 
@@ -272,6 +272,8 @@ def parse_kv_write_options(raw: Mapping[str, str], schema: StructType) -> KvWrit
             f"a bucket accepts the columns key, value, operation ({', '.join(OPERATIONS)}) and ttl; "
             f"the rows have {', '.join(schema.names)}"
         )
+    if is_commit_process():
+        return write_options  # the bucket was checked when the query began, and a commit needs no server
     stream_info = fetch_stream_info(
         write_options.address, write_options.api_prefix, f"KV_{write_options.bucket}", 0.0
     )
