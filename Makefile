@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/_native/*.pyx src/headrace/_native/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-fast docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers mutants conformance-natspy conformance-faststream parts java clean
+.PHONY: help setup run demo test test-fast docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers spark-kills mutants conformance-natspy conformance-faststream parts java clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -95,6 +95,9 @@ soak: setup ## run a mixed load at half of the peak; check for leaks and lost me
 
 soak-readers: setup ## read pinned snapshots from another process for a minute while the store is written at full speed
 	$(BIN)/python -m tests.crash.snapshot_load $(ARGS)
+
+spark-kills: setup java ## kill executors, drivers, Python workers and servers under Spark queries; each row must be written once: an hour (ROUNDS=200; select: ARGS='--only join,staged,driver')
+	$(BIN)/python bench/spark_kills.py --rounds $(or $(ROUNDS),200) $(ARGS)
 
 mutants: setup ## plant bugs in store, broker, claims and settings, one at a time; each must make a test fail
 	PYTHONPATH=tests $(BIN)/python -m tests.crash.mutants
