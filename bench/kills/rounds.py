@@ -23,12 +23,20 @@ from kills.moments import RECORDED, STAGED, STORED, EpochWatcher, list_epochs
 from kills.plan import AT_LEAST_ONCE, DRIVER, EXECUTOR, PYTHON, SERVER, RoundPlan
 from kills.plan import STAGED as STAGED_MODE
 from kills.servers import Backend, Message, Streams
-from kills.spark_cluster import SparkCluster, kill_process, wait_until
+from kills.spark_cluster import (
+    BATCH_COMMITS,
+    PLANNING,
+    STREAM_COMMITS,
+    TASKS,
+    SparkCluster,
+    kill_process,
+    wait_until,
+)
 
 _ROWS, _EPOCH_ROWS, _BATCH_ROWS = 2400, 800, 40
 _EPOCHS_AIMED = 2
 _PAUSE_S = 0.2
-_VICTIM_S = 60.0
+_VICTIM_S = 180.0
 _EXAMPLES = 5
 _PY_SPY_S = 20.0
 
@@ -66,6 +74,7 @@ class QueryUnderTest:
         self._streams = Streams(f"IN_{name}", f"OUT_{name}")
         self._checkpoint = folder / "checkpoint"
         self._ledger = Ledger(plan.query, _ROWS, draw, at_least_once=plan.mode == AT_LEAST_ONCE)
+        self._modules = (TASKS, PLANNING, BATCH_COMMITS if plan.query == "foreach" else STREAM_COMMITS)
         self._read_seq = 0
         self._messages: dict[Written, list[Message]] = {}
         self._is_atomic = draw.random() < 0.5
@@ -123,7 +132,7 @@ class QueryUnderTest:
         if victim == DRIVER:
             return [each.pid for each in self._cluster.driver_jvms()]
         if victim == PYTHON:
-            workers = self._cluster.python_workers()
+            workers = self._cluster.python_workers(self._modules)
             return self._draw.choice(sorted(workers.items()))[1] if workers else []
         return [0]
 
@@ -192,7 +201,7 @@ class QueryUnderTest:
         folder.mkdir(parents=True, exist_ok=True)
         for jvm in self._cluster.driver_jvms():
             os.kill(jvm.pid, signal.SIGQUIT)  # its stacks go to the log
-        workers = [pid for each in self._cluster.python_workers().values() for pid in each]
+        workers = [pid for each in self._cluster.python_workers(self._modules).values() for pid in each]
         stacks = [_dump_stack(pid) for pid in workers]
         (folder / "python-stacks").write_text("\n\n".join(stacks))
         (folder / "streams.json").write_text(json.dumps(self._backend.describe(self._streams), indent=1))

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,15 +25,12 @@ ROOT = Path(__file__).parents[2]
 _HOME = Path(pyspark.__file__).parent
 _MARK = "SPARK_KILLS_RUN"
 _START_S = 180.0
-_STOP_S = 60.0
+_STOP_S = 180.0
 _PAUSE_S = 0.02
-#: What Python processes of Spark run: tasks, the planning of a streaming read, and the commits of writes.
-_PYTHON_MODULES = (
-    "worker",
-    "python_streaming_source_runner",
-    "python_streaming_sink_runner",
-    "commit_data_source_write",
-)
+#: What Python processes of Spark run: tasks, the planning of a streaming read, and commits of a streaming and a batch
+#: write.
+TASKS, PLANNING = "worker", "python_streaming_source_runner"
+STREAM_COMMITS, BATCH_COMMITS = "python_streaming_sink_runner", "commit_data_source_write"
 _DEPLOY = "org.apache.spark.deploy"
 
 
@@ -69,11 +66,15 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = _STA
         time.sleep(_PAUSE_S)
 
 
-def make_environment(mark: str) -> dict[str, str]:
+def make_environment(mark: str, folder: Path) -> dict[str, str]:
     """Return the environment of all programs; `mark` is found in that of all processes that they start."""
+    scratch = folder / "scratch"  # for what a killed process leaves behind
+    scratch.mkdir(exist_ok=True)
     return {
         **os.environ,
         _MARK: mark,
+        "TMPDIR": str(scratch),
+        "SPARK_LOCAL_DIRS": str(scratch),
         "SPARK_HOME": str(_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
@@ -83,7 +84,7 @@ def make_environment(mark: str) -> dict[str, str]:
         # Executors that are killed again and again are no reason to end the application.
         "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
         # Tasks are short and cores few: the second compiler and parallel collection cost more than they save.
-        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={scratch}",
     }
 
 
@@ -197,7 +198,7 @@ class Driver:
     def _start(self) -> None:
         command = [sys.executable, str(ROOT / "bench" / "kills" / "driver.py"), self._master]
         command += [str(self._folder), self._jvm_options]
-        self._program = Program(command, self.log, make_environment(self._mark), self._events)
+        self._program = Program(command, self.log, make_environment(self._mark, self._folder), self._events)
 
     def _send(self, command: dict[str, Any] | str) -> None:
         assert self._program is not None
@@ -213,6 +214,7 @@ class SparkCluster:
     def __init__(self, folder: Path, *, is_archived: bool = False) -> None:
         """Start it; with an archive of classes that makes later starts faster, if `is_archived`."""
         self._mark = f"{os.getpid()}-{time.time_ns()}"
+        self._environment = make_environment(self._mark, folder)
         self._programs: list[Program] = []
         spark_class = str(_HOME / "bin" / "spark-class")
         port = free_port()
@@ -230,11 +232,11 @@ class SparkCluster:
         except BaseException:
             self.close()
             raise
-        archive = make_archive(folder / "classes.jsa", make_environment(self._mark)) if is_archived else ""
+        archive = make_archive(folder / "classes.jsa", self._environment) if is_archived else ""
         self.driver = Driver(url, folder, self._mark, archive)
 
     def _add(self, command: list[str], log: Path) -> Program:
-        self._programs.append(Program(command, log, make_environment(self._mark)))
+        self._programs.append(Program(command, log, self._environment))
         return self._programs[-1]
 
     def processes(self) -> list[ProcessInfo]:
@@ -249,12 +251,12 @@ class SparkCluster:
             each for each in self.processes() if each.parent == self.driver.pid and "java" in each.command
         ]
 
-    def python_workers(self) -> dict[str, list[int]]:
+    def python_workers(self, modules: Collection[str]) -> dict[str, list[int]]:
         """Return the Python processes of executors and of the driver's JVM by their module: daemons and workers."""
         found: dict[str, list[int]] = {}
         for each in self.processes():
             module = each.command.split()[-1].rpartition(".")[2] if " -m pyspark." in each.command else ""
-            if module in _PYTHON_MODULES:
+            if module in modules:
                 found.setdefault(module, []).append(each.pid)
         return found
 
