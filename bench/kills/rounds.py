@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kills.ledger import Ledger, Written
 from kills.moments import RECORDED, STAGED, STORED, EpochWatcher, list_epochs
@@ -63,6 +63,13 @@ class RoundResult:
         return {**fields.pop("plan"), **fields}
 
 
+class Victim(NamedTuple):
+    """Processes that are killed together."""
+
+    name: str
+    pids: list[int]
+
+
 class QueryUnderTest:
     """A query of one combination, with its streams and its checkpoint."""
 
@@ -102,10 +109,10 @@ class QueryUnderTest:
         rows = self._ledger.begin_round()
         watcher = EpochWatcher(self._backend, self._streams, self._checkpoint)
         self._cluster.driver.read_events()
-        wait_until(lambda: self._find_victims(plan.victim) != [], f"no {plan.victim} runs", _VICTIM_S)
+        chosen = self._choose_victim(plan.victim)  # now, because looking for it takes a while
         self._backend.publish(self._streams.source, rows)
         result.moment = watcher.wait_for(result.aim, self._draw.randrange(_EPOCHS_AIMED), self._draw)
-        result.killed = self._kill(plan.victim)
+        result.killed = self._kill(plan.victim, chosen)
         self._await_rows(result, limit_s)
         self._check(result)
         result.rows = len(self._ledger.expected)
@@ -125,29 +132,34 @@ class QueryUnderTest:
         """End the query after a violation; its driver is not used again."""
         self._cluster.driver.kill()
 
-    def _find_victims(self, victim: str) -> list[int]:
-        """Return the processes one of which is killed; [0] for the server."""
+    def _find_victims(self, victim: str) -> list[Victim]:
+        """Return what can be killed."""
+        cluster = self._cluster
         if victim == EXECUTOR:
-            return [each.pid for each in self._cluster.executors()]
-        if victim == DRIVER:
-            return [each.pid for each in self._cluster.driver_jvms()]
+            return [Victim("ExecutorBackend", [each.pid]) for each in cluster.executors()]
         if victim == PYTHON:
-            workers = self._cluster.python_workers(self._modules)
-            return self._draw.choice(sorted(workers.items()))[1] if workers else []
-        return [0]
+            workers = cluster.python_workers(self._modules)
+            return [Victim(name, [self._draw.choice(pids)]) for name, pids in sorted(workers.items())]
+        if victim == DRIVER and cluster.driver_jvms():
+            # Python processes of a JVM that was killed may still commit an epoch, unless they are killed too.
+            jvm = Victim("JVM", [each.pid for each in cluster.driver_jvms()])
+            return [jvm, Victim("JVM and Python", cluster.driver.family())]
+        return [Victim("server", [])] if victim == SERVER else []
 
-    def _kill(self, victim: str) -> str:
-        """Kill the victim, and start again what does not start by itself; return what was killed."""
+    def _choose_victim(self, victim: str) -> Victim:
+        wait_until(lambda: self._find_victims(victim) != [], f"no {victim} runs", _VICTIM_S)
+        return self._draw.choice(self._find_victims(victim))
+
+    def _kill(self, victim: str, chosen: Victim) -> str:
+        """Kill a victim, and start again what does not start by itself; return what was killed."""
         if victim == SERVER:
             return self._backend.kill(self._streams, self._draw)
-        pid = self._draw.choice(self._find_victims(victim) or [0])
-        if not pid:
-            return "nothing"
-        command = next((each.command for each in self._cluster.processes() if each.pid == pid), "")
-        kill_process(pid)
+        # Workers come and go: choose again if the chosen one has gone.
+        while not sum(map(kill_process, chosen.pids)):
+            chosen = self._choose_victim(victim)
         if victim == DRIVER:
-            self._cluster.driver.restart(spare_orphans=True)
-        return describe_command(command)
+            self._cluster.driver.restart(spare_orphans=chosen.name == "JVM")
+        return chosen.name
 
     def _await_rows(self, result: RoundResult, limit_s: float) -> None:
         """Wait until the target is complete and every epoch has ended."""
@@ -211,14 +223,6 @@ class QueryUnderTest:
         shutil.copytree(self._checkpoint, folder / "checkpoint", dirs_exist_ok=True)
         time.sleep(1.0)  # for the stacks
         shutil.copy(self._cluster.driver.log, folder / "driver.log")
-
-
-def describe_command(command: str) -> str:
-    """Return the part of a command line that names the program."""
-    for name in ("ExecutorBackend", "SparkSubmit"):
-        if name in command:
-            return name
-    return command.split()[-1].rpartition(".")[2] if command else "gone"
 
 
 def _dump_stack(pid: int) -> str:

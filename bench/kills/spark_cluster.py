@@ -187,13 +187,18 @@ class Driver:
         """Kill the program and all that it started."""
         if self._program is None:
             return
-        family = {self._program.process.pid}
-        for _ in range(3):  # program, JVM, Python processes of the JVM
-            family |= {each.pid for each in iter_processes(self._mark) if each.parent in family}
-        for pid in family:
+        for pid in self.family():
             kill_process(pid)
         self._program.kill()
         self._program = None
+
+    def family(self) -> list[int]:
+        """Return the processes that the program started, and itself at the end."""
+        generations = [[self.pid]]
+        running = list(iter_processes(self._mark))
+        while generations[-1]:
+            generations.append([each.pid for each in running if each.parent in generations[-1]])
+        return [pid for generation in reversed(generations) for pid in generation]
 
     def _start(self) -> None:
         command = [sys.executable, str(ROOT / "bench" / "kills" / "driver.py"), self._master]
@@ -267,9 +272,10 @@ class SparkCluster:
             kill_process(each.pid)
 
 
-def kill_process(pid: int) -> None:
-    """Kill a process that may have ended."""
+def kill_process(pid: int) -> bool:
+    """Kill a process; return whether it was there."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass
+        return False
+    return True
