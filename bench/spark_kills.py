@@ -81,6 +81,7 @@ class Campaign:
         place = f"{plan.server}/{plan.query}/{plan.mode}"
         words = f"{plan.victim} ({result.killed}) at: {result.moment}{' *' if result.aim else ''}"
         notes = f", {len(result.failures)} restarts" if result.failures else ""
+        notes += f", {result.stored_share:.0%} stored" if result.stored_share is not None else ""
         notes += f", {result.repeated} rows repeated" if result.repeated else ""
         print(
             f"{plan.number:4} {place:32} {words:60} {result.seconds:6.1f} s  {found}{notes}",

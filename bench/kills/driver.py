@@ -26,6 +26,8 @@ from kills.ledger import DELAY_MS, WINDOW_MS
 _POLL_S = 0.1
 _PAUSE_S = 0.5
 _JOIN_S = 20
+#: A condition that is always true, and takes a millisecond for each eighth row: tasks write long enough to be killed.
+_SLOWLY = "reflect('java.lang.Thread', 'sleep', if(pmod(hash(data), 8) = 0, 1L, 0L)) is distinct from 'x'"
 SINK_MODES = {
     "staged": {},
     "ids": {"exactlyOnce": "ids"},
@@ -45,6 +47,7 @@ def make_session(master: str, folder: str, jvm_options: str) -> SparkSession:
         "spark.executor.cores": "1",
         "spark.locality.wait": "0",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.log.level": "WARN",
@@ -125,7 +128,7 @@ def make_query(spark: SparkSession, given: dict[str, Any]) -> DataFrame:
     else:
         frame = {"shuffle": shuffle, "aggregate": aggregate}.get(name, copy_rows)(left)
     ids = ["msg_id"] if given["mode"] == "ids" else []
-    return frame.selectExpr(f"'{target}.' || key as subject", "data", *ids)
+    return frame.where(_SLOWLY).selectExpr(f"'{target}.' || key as subject", "data", *ids)
 
 
 def make_writer(spark: SparkSession, given: dict[str, Any]) -> DataStreamWriter:

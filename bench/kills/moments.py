@@ -6,6 +6,7 @@ what is killed.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable
@@ -25,8 +26,8 @@ _QUIET_S = 2.0
 #: Range of random times after the first epoch of the round has begun.
 _RANDOM_S = 3.0
 _POLL_S = 0.001
-#: Rows of an epoch are stored within this time, so a short delay hits different places of it.
-_DELAY_S = 0.03
+#: Rows of an epoch are stored within about this time, so different delays hit different places of it.
+_DELAYS_S = (0.0, 0.0, 0.01, 0.05)
 
 
 def list_epochs(checkpoint: Path, kind: str) -> list[int]:
@@ -34,6 +35,11 @@ def list_epochs(checkpoint: Path, kind: str) -> list[int]:
     folder = checkpoint / kind
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if name.isdigit())
+
+
+def _read_end(path: Path) -> int:
+    """Return the last sequence of the source that belongs to an epoch: `path` is its entry in `offsets`."""
+    return int(json.loads(path.read_text().splitlines()[2])["next_seq"]) - 1
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class EpochWatcher:
             time.sleep(draw.uniform(0.0, _RANDOM_S))
             return self.observe_moment()
         moment = self._wait(lambda now: now == aim and self._last.ended >= self._first.ended + epochs)
-        time.sleep(draw.uniform(0.0, _DELAY_S))
+        time.sleep(draw.uniform(0.0, draw.choice(_DELAYS_S)))
         return moment
 
     def _wait(self, is_reached: Callable[[str], bool]) -> str:
@@ -79,6 +85,14 @@ class EpochWatcher:
             elif time.monotonic() - quiet_since > _QUIET_S:
                 break
         return moment
+
+    def find_stored_share(self) -> float | None:
+        """Return which share of the last epoch's rows is in the target, if it has one row for each of the source."""
+        begun = list_epochs(self._checkpoint, "offsets")
+        ends = [0, *(_read_end(self._checkpoint / "offsets" / str(epoch)) for epoch in begun[-2:])]
+        first, last = ends[-2:]
+        stored = self._backend.last_seq(self._streams.target)
+        return round((stored - first) / (last - first), 3) if last > first <= stored else None
 
     def observe_moment(self) -> str:
         """Return how far the present epoch is."""

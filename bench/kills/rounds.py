@@ -33,8 +33,10 @@ from kills.spark_cluster import (
     wait_until,
 )
 
-_ROWS, _EPOCH_ROWS, _BATCH_ROWS = 2400, 800, 40
+_ROWS, _EPOCH_ROWS, _BATCH_ROWS = 4000, 1500, (2, 10, 100)
 _EPOCHS_AIMED = 2
+#: Queries that write one row for each that they read.
+_ONE_TO_ONE = ("copy", "shuffle", "foreach")
 _PAUSE_S = 0.2
 _VICTIM_S = 180.0
 _EXAMPLES = 5
@@ -50,6 +52,8 @@ class RoundResult:
     aim: str = ""
     moment: str = ""
     killed: str = ""
+    #: Which share of the rows of the last epoch was stored when the victim was dead; None if that is not known.
+    stored_share: float | None = None
     seconds: float = 0.0
     #: Rows that are stored more than once, in all rounds of the query so far.
     repeated: int = 0
@@ -97,7 +101,7 @@ class QueryUnderTest:
             "mode": plan.mode,
             "checkpoint": str(self._checkpoint),
             "epoch_rows": _EPOCH_ROWS,
-            "batch_rows": _BATCH_ROWS,
+            "batch_rows": self._draw.choice(_BATCH_ROWS),
         }
 
     def run_round(self, plan: RoundPlan, limit_s: float) -> RoundResult:
@@ -113,6 +117,8 @@ class QueryUnderTest:
         self._backend.publish(self._streams.source, rows)
         result.moment = watcher.wait_for(result.aim, self._draw.randrange(_EPOCHS_AIMED), self._draw)
         result.killed = self._kill(plan.victim, chosen)
+        if plan.victim != SERVER and plan.mode != AT_LEAST_ONCE and plan.query in _ONE_TO_ONE:
+            result.stored_share = watcher.find_stored_share()
         self._await_rows(result, limit_s)
         self._check(result)
         result.rows = len(self._ledger.expected)

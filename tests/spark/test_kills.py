@@ -31,7 +31,7 @@ def test_each_row_is_written_once_while_parts_of_the_pipeline_are_killed(tmp_pat
     results = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert sorted(each["victim"] for each in results) == ["driver", "executor", "server"]
     assert not any(each["violations"] or each["repeated"] for each in results)
-    assert [each["rows"] for each in results] == [2401, 4802, 7203]
+    assert [each["rows"] for each in results] == [4001, 8002, 12_003]
 
 
 RUNNER = "pyspark.sql.worker.python_streaming_sink_runner"
