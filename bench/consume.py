@@ -72,11 +72,15 @@ async def measure_rate(count: int, rounds: int) -> None:
 
 
 class Ledger:
-    """What was acknowledged as stored, and how often each message came."""
+    """What was acknowledged as stored, and how each message came: after which start of the server, and its count there.
+
+    A kill may undo a count, so a count says something only until the next start.
+    """
 
     def __init__(self) -> None:
         self.stored: set[int] = set()
-        self.deliveries: dict[int, list[int]] = {}
+        self.deliveries: dict[int, list[tuple[int, int]]] = {}
+        self.starts = 0
 
     def check(self) -> None:
         lost = self.stored - self.deliveries.keys()
@@ -103,7 +107,8 @@ async def publish_always(js: JetStream, ledger: Ledger, stop: asyncio.Event) -> 
 async def consume_all(js: JetStream, ledger: Ledger, stop: asyncio.Event) -> None:
     async with js.consume("S", "worker", prefetch=50, ack_wait=2.0, max_ack_pending=100) as messages:
         async for message in messages:
-            ledger.deliveries.setdefault(int(message.data), []).append(message.metadata.num_delivered)
+            delivery = (ledger.starts, message.metadata.num_delivered)
+            ledger.deliveries.setdefault(int(message.data), []).append(delivery)
             await message.ack()
             if stop.is_set() and ledger.stored <= ledger.deliveries.keys():
                 return
@@ -125,6 +130,9 @@ async def kill_repeatedly(kills: int, kind: str) -> None:
         for number in range(kills):
             await asyncio.sleep(random.uniform(0.05, 1.0))
             server.kill()
+            while nc.is_connected:
+                await asyncio.sleep(0.001)
+            ledger.starts += 1
             await asyncio.to_thread(server.start)
             if number % 10 == 9:
                 print(f"{number + 1} kills, {len(ledger.stored):,} stored", flush=True)
