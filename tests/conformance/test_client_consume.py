@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
+import nats.errors
 import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 from conformance.conftest import Launch
-from conformance.servers import Setup
-from headrace.client import JetStream, connect, errors, jetstream
+from conformance.servers import Server, Setup
+from headrace.client import ConsumerInfo, JetStream, connect, errors, jetstream
 
 LIMIT_S = 30
 
@@ -41,14 +42,20 @@ async def take(messages: AsyncIterator[Msg], count: int) -> list[int]:
     return numbers
 
 
+async def until_consumer(js: JetStream, name: str, check: Callable[[ConsumerInfo], bool]) -> None:
+    """Wait until the consumer's state is as expected: nats-server applies acks with a delay."""
+    async with asyncio.timeout(LIMIT_S):
+        while not check(await js.consumer_info(name, "worker")):
+            await asyncio.sleep(0.02)
+
+
 async def test_messages_come_in_order_with_more_requests_than_one(js: JetStream, name: str) -> None:
     await publish(js, name, 30)
     async with js.consume(name, "worker", prefetch=4) as messages:
         assert await take(messages, 30) == list(range(30))
         await publish(js, name, 5, 30)
         assert await take(messages, 5) == list(range(30, 35))
-    info = await js.consumer_info(name, "worker")
-    assert (info.num_ack_pending, info.num_pending) == (0, 0)
+    await until_consumer(js, name, lambda info: (info.num_ack_pending, info.num_pending) == (0, 0))
 
 
 async def test_an_existing_consumer_is_used_as_it_is(js: JetStream, name: str) -> None:
@@ -110,20 +117,28 @@ async def test_draining_ends_after_what_was_received(js: JetStream, name: str) -
             await message.ack()
             messages.drain()
     assert seen == list(range(len(seen)))
-    assert (await js.consumer_info(name, "worker")).ack_floor.stream_seq == len(seen)
+    await until_consumer(js, name, lambda info: info.ack_floor.stream_seq == len(seen))
 
 
-async def test_a_slow_handler_gets_no_message_twice(js: JetStream, name: str) -> None:
-    await publish(js, name, 3)
-    seen = []
+@pytest.mark.slow
+@pytest.mark.parametrize("keep_alive", [True, False])
+async def test_a_slow_handler_gets_no_message_twice(js: JetStream, name: str, keep_alive: bool) -> None:
+    await publish(js, name, 2)
+    async with js.consume(name, "worker", ack_wait=3.0, keep_alive=keep_alive) as messages:
+        first = await anext(messages)
+        await asyncio.sleep(4.5)
+        await first.ack()
+        await (await anext(messages)).ack()
+    redelivered = (await js.consumer_info(name, "worker")).delivered.consumer_seq - 2
+    assert (redelivered > 0) is not keep_alive
+
+
+async def test_a_message_that_the_loop_dropped_comes_again(js: JetStream, name: str) -> None:
+    await publish(js, name, 2)
     async with js.consume(name, "worker", ack_wait=1.0) as messages, asyncio.timeout(LIMIT_S):
-        async for message in messages:
-            seen.append((int(message.data), message.metadata.num_delivered))
-            await asyncio.sleep(1.5)
-            await message.ack()
-            if len(seen) == 3:
-                break
-    assert seen == [(0, 1), (1, 1), (2, 1)]
+        counts = [(await anext(messages)).metadata.num_delivered]
+        while max(counts) < 2:
+            counts.append((await anext(messages)).metadata.num_delivered)
 
 
 async def test_handlers_run_concurrently_and_failed_messages_come_again(
@@ -131,6 +146,7 @@ async def test_handlers_run_concurrently_and_failed_messages_come_again(
 ) -> None:
     await publish(js, name, 20)
     running = highest = 0
+    four = asyncio.Event()  # that many handlers run at a time
     seen: list[tuple[int, int]] = []
 
     async with js.consume(name, "worker") as messages, asyncio.timeout(LIMIT_S):
@@ -139,7 +155,9 @@ async def test_handlers_run_concurrently_and_failed_messages_come_again(
             nonlocal running, highest
             running += 1
             highest = max(highest, running)
-            await asyncio.sleep(0.01)
+            if highest < 4:
+                await four.wait()
+            four.set()
             running -= 1
             number, delivered = int(message.data), message.metadata.num_delivered
             if number == 7 and delivered == 1:
@@ -152,7 +170,7 @@ async def test_handlers_run_concurrently_and_failed_messages_come_again(
     assert highest == 4
     assert sorted(seen) == sorted([(number, 1) for number in range(20) if number != 7] + [(7, 2)])
     assert "not today" in caplog.text
-    assert (await js.consumer_info(name, "worker")).num_ack_pending == 0
+    await until_consumer(js, name, lambda info: info.num_ack_pending == 0)
 
 
 async def test_a_consumer_that_is_deleted_ends_the_iteration(js: JetStream, name: str) -> None:
@@ -165,6 +183,57 @@ async def test_a_consumer_that_is_deleted_ends_the_iteration(js: JetStream, name
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(errors.ConsumerNotFound):
                 await waiting
+
+
+async def test_a_closed_connection_ends_the_iteration(js: JetStream, server: Server, name: str) -> None:
+    nc = await connect(server.url)
+    async with nc.jetstream().consume(name, "worker", heartbeat=0.2) as messages, asyncio.timeout(LIMIT_S):
+        waiting = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(0)
+        await nc.close()
+        with pytest.raises(nats.errors.ConnectionClosedError):
+            await waiting
+
+
+async def test_a_stream_that_is_deleted_ends_the_iteration(js: JetStream, nc: NatsClient) -> None:
+    stream = nc.new_inbox().replace(".", "_")
+    await js.add_stream(name=stream, subjects=[stream])
+    async with js.consume(stream, "worker", heartbeat=0.2) as messages, asyncio.timeout(LIMIT_S):
+        waiting = asyncio.ensure_future(anext(messages))
+        while not (await js.consumer_info(stream, "worker")).num_waiting:
+            await asyncio.sleep(0.01)
+        await js.delete_stream(stream)
+        with pytest.raises(errors.NotFound):
+            await waiting
+
+
+async def test_a_message_larger_than_a_request_is_an_error(js: JetStream, name: str) -> None:
+    await js.publish(f"{name}.x", bytes(5000))
+    async with js.consume(name, "worker", max_bytes=1000) as messages, asyncio.timeout(LIMIT_S):
+        with pytest.raises(errors.MessageTooLarge, match="max_bytes"):
+            await anext(messages)
+
+
+async def test_a_cancelled_process_returns_its_messages_at_once(js: JetStream, name: str) -> None:
+    await publish(js, name, 5)
+    started = asyncio.Semaphore(0)
+
+    async def handle(message: Msg) -> None:
+        started.release()
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with js.consume(name, "worker", ack_wait=300) as messages:
+            await messages.process(handle, concurrency=2)
+
+    task = asyncio.create_task(run())
+    async with asyncio.timeout(LIMIT_S):
+        for _ in range(2):
+            await started.acquire()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        async with js.consume(name, "worker") as messages:
+            assert sorted(await take(messages, 5)) == [0, 1, 2, 3, 4]
 
 
 async def test_mistakes_are_refused(js: JetStream, name: str) -> None:

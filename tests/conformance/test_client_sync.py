@@ -53,7 +53,9 @@ def test_sync_consume_yields_acknowledges_and_drains(client: sync.Client, stream
             if len(seen) == 5:
                 messages.drain()
     assert seen == [(f"{stream}.x", number, 1, None) for number in range(5)]
-    assert client.consumer_info(stream, "worker").ack_floor.stream_seq == 5
+    deadline_s = time.monotonic() + 30
+    while client.consumer_info(stream, "worker").ack_floor.stream_seq != 5:
+        assert time.monotonic() < deadline_s
 
 
 def test_a_sync_batch_commits_or_stores_nothing(client: sync.Client, stream: str) -> None:

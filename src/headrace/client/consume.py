@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
@@ -35,6 +36,7 @@ from headrace.client.errors import (
     ConsumerNotFound,
     JetStreamError,
     NoAnswer,
+    NotFound,
     translate_nats_errors,
 )
 from headrace.client.handler_pool import Handler, HandlerPool
@@ -98,8 +100,10 @@ class Messages:
         self._acknowledges = True
         self._tasks: list[asyncio.Task[None]] = []
         self._wake_puller = asyncio.Event()
-        self._heard_s = 0.0
+        self._heard_s = self._checked_s = self._requested_s = 0.0
+        self._reconnects = 0
         self._retry_s = 0.0
+        self._is_request_answered = True
 
     @property
     def stream(self) -> str:
@@ -120,10 +124,11 @@ class Messages:
         self._subscription = await self._nc.subscribe(
             self._inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
-        self._heard_s = asyncio.get_running_loop().time()
+        self._heard_s = self._checked_s = asyncio.get_running_loop().time()
+        self._reconnects = self._nc.stats["reconnects"]
         self._tasks.append(asyncio.create_task(self._pull_forever()))
         if self._keep_alive is not None:
-            self._tasks.append(asyncio.create_task(self._keep_alive.run(self._buffer)))
+            self._tasks.append(asyncio.create_task(self._keep_alive.run(self._iter_held)))
         return self
 
     async def __aexit__(
@@ -198,7 +203,7 @@ class Messages:
     async def __anext__(self) -> Msg:
         if self._subscription is None:
             raise RuntimeError("use `async with js.consume(...) as messages`")
-        self._track_previous()
+        self._current = None
         while not self._buffer:
             if self._error is not None:
                 raise self._error
@@ -212,11 +217,11 @@ class Messages:
         self._request_more()
         return message
 
-    def _track_previous(self) -> None:
-        """Extend the deadline of a message that was yielded and is still being processed."""
-        previous, self._current = self._current, None
-        if previous is not None and self._keep_alive is not None and not previous.is_acked:
-            self._keep_alive.add(previous)
+    def _iter_held(self) -> Iterator[Msg]:
+        """Yield the messages in the buffer and the one that was yielded last."""
+        if self._current is not None:
+            yield self._current
+        yield from self._buffer
 
     async def process(
         self, handler: Handler, *, concurrency: int = 1, nak_delay: float | None = None
@@ -228,12 +233,12 @@ class Messages:
         Returns after `drain`, when all handlers have returned.
         """
         pool = HandlerPool(handler, concurrency, nak_delay, acknowledges=self._acknowledges)
+        if self._keep_alive is not None:
+            self._keep_alive.add_source(pool.get_messages)
         async with pool:
             async for message in self:
-                if self._keep_alive is not None:
-                    self._keep_alive.add(message)
-                self._current = None
                 await pool.start(message)
+                self._current = None
 
     # Requests
 
@@ -243,16 +248,11 @@ class Messages:
 
     async def _pull_forever(self) -> None:
         """Keep requests open until the end of the context."""
-        loop = asyncio.get_running_loop()
-        reconnects = self._nc.stats["reconnects"]
         try:
             while self._error is None:
-                if self._nc.stats["reconnects"] != reconnects or self._is_silent(loop.time()):
-                    reconnects = self._nc.stats["reconnects"]
-                    self._requested = (
-                        0  # the server has forgotten the requests, or nobody hears their messages
-                    )
-                    self._heard_s = loop.time()
+                if self._nc.is_closed:
+                    raise nats.errors.ConnectionClosedError
+                await self._renew_requests()
                 await self._send_request()
                 self._wake_puller.clear()
                 with contextlib.suppress(TimeoutError):
@@ -264,8 +264,19 @@ class Messages:
         except (JetStreamError, nats.errors.Error) as error:
             self._fail(error)
 
-    def _is_silent(self, now_s: float) -> bool:
-        return self._requested > 0 and now_s - self._heard_s > 2 * self._options.heartbeat_s
+    async def _renew_requests(self) -> None:
+        """Forget the open requests if the server has: after a reconnect, or if heartbeats are missing."""
+        now_s, heartbeat_s = asyncio.get_running_loop().time(), self._options.heartbeat_s
+        if now_s - self._checked_s > heartbeat_s:  # this program was busy: what has arrived is not read yet
+            self._heard_s = now_s
+        self._checked_s = now_s
+        is_silent = self._requested > 0 and now_s - self._heard_s > 2 * heartbeat_s
+        if is_silent and self._nc.is_connected:
+            await self._check_consumer()
+        if is_silent or self._nc.stats["reconnects"] != self._reconnects:
+            self._reconnects = self._nc.stats["reconnects"]
+            self._requested = 0
+            self._heard_s = self._checked_s = asyncio.get_running_loop().time()
 
     async def _send_request(self) -> None:
         wanted = self._prefetch - self._requested - len(self._buffer)
@@ -279,6 +290,7 @@ class Messages:
         if self._options.max_bytes:
             body["max_bytes"] = self._options.max_bytes
         self._requested += wanted
+        self._requested_s, self._is_request_answered = asyncio.get_running_loop().time(), False
         subject = f"{self._js.api_prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         try:
             await self._nc.publish(subject, json.dumps(body).encode(), reply=self._inbox)
@@ -288,11 +300,11 @@ class Messages:
             self._requested = 0
 
     async def _check_consumer(self) -> None:
-        """After a request that nobody answered: wait for the server, or raise if the consumer does not exist."""
+        """After a request that nobody answered: wait for the server, or raise if consumer or stream do not exist."""
         try:
             with translate_nats_errors(self._stream):
                 await self._js.consumer_info(self._stream, self.consumer)
-        except ConsumerNotFound:
+        except NotFound:
             raise
         except (NoAnswer, JetStreamError, nats.errors.TimeoutError, nats.errors.NoRespondersError):
             return
@@ -307,6 +319,7 @@ class Messages:
             return
         self._requested = max(self._requested - 1, 0)
         self._retry_s = 0.0
+        self._is_request_answered = True
         self._buffer.append(message)
         self._arrived.set()
 
@@ -314,12 +327,14 @@ class Messages:
         if status.end is PullEnd.NONE:
             self._retry_s = 0.0
             return
-        if status.end is PullEnd.FATAL:
+        is_empty = not self._is_request_answered
+        if status.end is PullEnd.FATAL or (status.end is PullEnd.TOO_LARGE and is_empty):
             self._fail(status.make_error(self._stream, self.consumer))
             return
         missing = self._requested if status.missing is None else status.missing
         self._requested = max(self._requested - missing, 0)
-        if status.end is PullEnd.RETRY:
+        is_sudden = is_empty and self._heard_s - self._requested_s < _RETRY_S
+        if status.end is PullEnd.RETRY or is_sudden:
             self._retry_s = min(max(2 * self._retry_s, _RETRY_S), _RETRY_MAX_S)
         else:
             self._retry_s = 0.0

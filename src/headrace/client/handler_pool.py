@@ -29,25 +29,26 @@ class HandlerPool:
         self._nak_delay_s = nak_delay_s
         self._acknowledges = acknowledges
         self._free = asyncio.Semaphore(concurrency)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._messages: dict[asyncio.Task[None], Msg] = {}
 
     async def start(self, message: Msg) -> None:
         """Handle a message, as soon as another handler may run."""
         await self._free.acquire()
         task = asyncio.create_task(self._handle(message))
-        self._tasks.add(task)
+        self._messages[task] = message
         task.add_done_callback(self._on_done)
 
+    def get_messages(self) -> list[Msg]:
+        """Return the messages that are being handled."""
+        return list(self._messages.values())
+
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._messages.pop(task, None)
         self._free.release()
 
     async def _handle(self, message: Msg) -> None:
         try:
             await self._handler(message)
-        except asyncio.CancelledError:
-            await self._settle(message, failed=True)
-            raise
         except Exception:
             log.exception("the handler of a message on %s failed", message.subject)
             await self._settle(message, failed=True, delay_s=self._nak_delay_s)
@@ -71,8 +72,11 @@ class HandlerPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = list(self._tasks)
+        running = dict(self._messages)
         if error is not None:
-            for task in tasks:
+            for task in running:
                 task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+        for task, message in running.items():
+            if task.cancelled():
+                await self._settle(message, failed=True)

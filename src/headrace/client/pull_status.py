@@ -11,11 +11,12 @@ from enum import Enum, auto
 
 from nats.aio.msg import Msg
 
-from headrace.client.errors import BadRequest, ConsumerNotFound, JetStreamError
+from headrace.client.errors import BadRequest, ConsumerNotFound, JetStreamError, MessageTooLarge
 
 _STATUS, _DESCRIPTION, _MISSING = "Status", "Description", "Nats-Pending-Messages"
 _HEARTBEAT, _NO_RESPONDERS, _BAD_REQUEST = "100", "503", "400"
 _DELETED = "consumer deleted"
+_TOO_LARGE = "message size exceeds maxbytes"
 #: Beginnings of descriptions that say that the same request would be refused again.
 _REFUSALS = ("exceeded maxrequest", "consumer is push based", "bad request")
 #: Descriptions that say that the same request may be accepted later.
@@ -29,6 +30,7 @@ class PullEnd(Enum):
     ENDED = auto()  # send another one
     RETRY = auto()  # send another one after a pause
     FATAL = auto()  # another one would fail, too
+    TOO_LARGE = auto()  # the next message does not fit into what is left of `max_bytes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,10 @@ class PullStatus:
     missing: int | None
 
     def make_error(self, stream: str, consumer: str) -> JetStreamError:
-        """Return the error of a FATAL status."""
+        """Return the error of a FATAL or TOO_LARGE status."""
         text = f"consumer {consumer!r} of stream {stream!r}: {self.description or self.code}"
+        if self.end is PullEnd.TOO_LARGE:
+            return MessageTooLarge.refuse(f"{text}; raise max_bytes")
         return (ConsumerNotFound if self.description.lower() == _DELETED else BadRequest).refuse(text)
 
 
@@ -61,6 +65,8 @@ def parse_status(message: Msg) -> PullStatus | None:
 def _find_end(code: str, text: str) -> PullEnd:
     if code == _HEARTBEAT:
         return PullEnd.NONE
+    if text.startswith(_TOO_LARGE):
+        return PullEnd.TOO_LARGE
     if code == _NO_RESPONDERS or text.startswith(_BUSY):
         return PullEnd.RETRY
     if code == _BAD_REQUEST or text == _DELETED or text.startswith(_REFUSALS):
