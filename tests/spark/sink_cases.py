@@ -35,7 +35,15 @@ def rows(count: int, stream: str, start: int = 0) -> list[RawMessage]:
 def target(broker: Broker, name: str, epoch: int = 4, query: str = "q", **changes: Any) -> WriteTarget:
     """Return the target of a query; its streams are created as Spark's driver does."""
     address = ServerAddress(servers=(broker.url,))
-    names = {"atomic", "staging_path", "exactly_once", "dead_letter", "progress", "reconnect_s"}
+    names = {
+        "atomic",
+        "staging_path",
+        "staging_expiry_s",
+        "exactly_once",
+        "dead_letter",
+        "progress",
+        "reconnect_s",
+    }
     options = WriteOptions(address, name, **{key: changes.pop(key) for key in names & changes.keys()})
     adapted = replace(adapt_to_stream(options), batch_messages=changes.pop("batch_messages", 100))
     return replace(adapted.make_target(query, epoch), **changes)

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,44 @@ def test_files_of_writes_that_were_not_repeated_expire(ours: Broker, name: str, 
     assert list_staged(ours, old) == []
     assert not (tmp_path / name / "old").exists()
     assert len(list_staged(ours, recent)) == 1
+
+
+def test_files_of_other_queries_expire_by_no_shorter_time(ours: Broker, name: str, tmp_path: Path) -> None:
+    ours.create(name)
+    other = make_target(ours, name, tmp_path, query="other")
+    stage(other, rows(5, name))
+    past = time.time() - 86_400
+    for path in (tmp_path / name / "other").rglob("*"):
+        os.utime(path, (past, past))
+    make_target(ours, name, tmp_path, staging_expiry_s=60.0)
+    assert len(list_staged(ours, other)) == 1
+
+
+@PLACES
+def test_a_late_commit_keeps_the_rows_of_a_later_epoch(
+    broker: Broker, name: str, is_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create(name, allow_atomic=True)
+    place = replace(make_target(broker, name, tmp_path if is_folder else None), epoch=4)
+    write_epoch(place, rows(5, name))
+    later = replace(place, epoch=5)
+    attempts = stage(later, rows(500, name, 5))
+    send, windows = WindowSender.send, []
+
+    def die_after_one(self: WindowSender, window: Any) -> Any:
+        windows.append(window)
+        if len(windows) > 1:
+            raise DriverDied
+        return send(self, window)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowSender, "send", die_after_one)
+        with pytest.raises(DriverDied):
+            EpochPublisher(later).commit(attempts)
+    forget_connections(later)
+    EpochPublisher(place).commit([], has_skipped=True)  # a driver that was away repeats the earlier epoch
+    EpochPublisher(later).commit([], has_skipped=True)
+    assert stored_numbers(broker, name) == list(range(505))
 
 
 def test_a_batch_write_leaves_no_folder(ours: Broker, name: str, tmp_path: Path) -> None:

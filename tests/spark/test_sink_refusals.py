@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 
 import pyarrow as pa
@@ -127,3 +128,21 @@ def test_the_error_about_a_header_does_not_show_its_value() -> None:
     with pytest.raises(SchemaError, match="header 'Authorization' of a row contains a line break") as error:
         encode_batch(pa.record_batch([pa.array(["x"]), headers], names=["data", "headers"]), layout)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("is_atomic", [False, True])
+@pytest.mark.parametrize("mode", ["ids", "staged"])
+def test_a_foreign_row_does_not_change_the_order(
+    broker: Broker, name: str, is_atomic: bool, mode: str
+) -> None:
+    broker.create(name, allow_atomic=is_atomic)
+    broker.create(name + "DL", subjects=[name + "DL.>"])
+    place = target(broker, name, exactly_once=mode, dead_letter=name + "DL.x", batch_messages=10)
+    messages = [(b"%s.x" % name.encode(), b"Nats-Msg-Id: i%d\r\n" % n, b"%d" % n) for n in range(40)]
+    messages[5] = (b"%s_nobody.x" % name.encode(), b"Nats-Msg-Id: i5\r\n", b"5")
+    if mode == "ids":
+        DirectWriter(place, needs_ids=True).publish(messages)
+    else:
+        write_epoch(place, [(subject, b"", payload) for subject, _, payload in messages])
+    stored = [int(base64.b64decode(message["data"])) for message in stored_messages(broker, name)]
+    assert stored == [number for number in range(40) if number != 5]

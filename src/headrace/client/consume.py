@@ -87,7 +87,6 @@ class Messages:
         self._consumer = consumer
         self._config = config
         self._options = options
-        self._prefetch, self._expires_s = options.prefetch, options.expires_s
         self._buffer: deque[Msg] = deque()
         self._requested = 0
         self._current: Msg | None = None
@@ -188,8 +187,7 @@ class Messages:
             raise BadRequest.refuse(
                 f"consumer {info.name!r} is a push consumer; consume() needs a pull consumer"
             )
-        self._prefetch = min(self._options.prefetch, config.max_batch or self._options.prefetch)
-        self._expires_s = min(self._options.expires_s, config.max_expires or self._options.expires_s)
+        self._options = self._options.limit(config.max_batch, config.max_expires)
         self._acknowledges = config.ack_policy != api.AckPolicy.NONE
         if self._acknowledges and self._options.keep_alive:
             waits_s = [config.ack_wait or 30.0, *(config.backoff or ())]
@@ -243,7 +241,7 @@ class Messages:
     # Requests
 
     def _request_more(self) -> None:
-        if 2 * (self._requested + len(self._buffer)) <= self._prefetch:
+        if 2 * (self._requested + len(self._buffer)) <= self._options.prefetch:
             self._wake_puller.set()
 
     async def _pull_forever(self) -> None:
@@ -279,13 +277,13 @@ class Messages:
             self._heard_s = self._checked_s = asyncio.get_running_loop().time()
 
     async def _send_request(self) -> None:
-        wanted = self._prefetch - self._requested - len(self._buffer)
-        if self._draining or not self._nc.is_connected or 2 * wanted < self._prefetch:
+        wanted = self._options.prefetch - self._requested - len(self._buffer)
+        if self._draining or not self._nc.is_connected or 2 * wanted < self._options.prefetch:
             return
         body: dict[str, int] = {
             "batch": wanted,
-            "expires": int(self._expires_s * 1e9),
-            "idle_heartbeat": int(min(self._options.heartbeat_s, self._expires_s / 2) * 1e9),
+            "expires": int(self._options.expires_s * 1e9),
+            "idle_heartbeat": int(self._options.heartbeat_s * 1e9),
         }
         if self._options.max_bytes:
             body["max_bytes"] = self._options.max_bytes

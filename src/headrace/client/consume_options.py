@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.client.durations import SECOND_NS, Duration, parse_optional_ns
 
@@ -32,20 +32,31 @@ class ConsumeOptions:
             raise ValueError(f"prefetch={self.prefetch} is too low: at least one message must be requested")
         if self.max_bytes is not None and self.max_bytes < 1:
             raise ValueError(f"max_bytes={self.max_bytes} is too low: use a positive number, or None")
-        if self.expires_s < _EXPIRES_MIN_S:
-            raise ValueError(f"expires={self.expires_s:g} s is too short: use at least one second")
         if not 0 < self.heartbeat_s <= self.expires_s / 2:
             raise ValueError("heartbeat must be positive and at most half of expires")
+
+    def limit(self, max_batch: int | None, max_expires_s: float | None) -> ConsumeOptions:
+        """Return options that respect the limits of a consumer."""
+        expires_s = min(self.expires_s, max_expires_s or self.expires_s)
+        return replace(
+            self,
+            prefetch=min(self.prefetch, max_batch or self.prefetch),
+            expires_s=expires_s,
+            heartbeat_s=min(self.heartbeat_s, expires_s / 2),
+        )
 
 
 def make_options(
     prefetch: int, max_bytes: int | None, expires: Duration, heartbeat: Duration, *, keep_alive: bool
 ) -> ConsumeOptions:
     """Return options with durations in any form: seconds, "30s", timedelta."""
+    expires_s = parse_optional_ns(expires, "expires") / SECOND_NS
+    if expires_s < _EXPIRES_MIN_S:
+        raise ValueError(f"expires={expires_s:g} s is too short: use at least one second")
     return ConsumeOptions(
         prefetch=prefetch,
         max_bytes=max_bytes,
-        expires_s=parse_optional_ns(expires, "expires") / SECOND_NS,
+        expires_s=expires_s,
         heartbeat_s=parse_optional_ns(heartbeat, "heartbeat") / SECOND_NS,
         keep_alive=keep_alive,
     )

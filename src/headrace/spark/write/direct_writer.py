@@ -57,6 +57,7 @@ class DirectWriter:
         self._acks: AckReader | None = None
         self._connection: BlockingConnection | None = None
         self._pipeline = PublishPipeline(target.address, target.reconnect_s, self, _BATCHES_AHEAD)
+        self._deferred: WriteBatch | None = None
         #: Number of messages that were new.
         self.published = 0
 
@@ -78,9 +79,19 @@ class DirectWriter:
                 continue
             columns = drop_too_large(target, batch, self._letters)
             if len(columns):
-                self._pipeline.publish(WriteBatch(columns, batch.first))
+                self._publish_in_order(WriteBatch(columns, batch.first))
         self._pipeline.drain()
         return self.published
+
+    def _publish_in_order(self, batch: WriteBatch) -> None:
+        """Publish a batch; one that is sent row by row waits for earlier ones and is not overtaken by later ones."""
+        if self._needs_care or has_foreign_subject(batch.columns, self._target):
+            self._pipeline.drain()
+            self._deferred = batch
+            self._pipeline.publish(batch)
+            self._pipeline.drain()
+        else:
+            self._pipeline.publish(batch)
 
     def _check_ids(self, batch: WriteBatch) -> None:
         row = find_row_without_header(batch.columns, MSG_ID)
@@ -93,7 +104,7 @@ class DirectWriter:
     def send(self, connection: BlockingConnection, item: WriteBatch) -> bytes:
         if connection is not self._connection:
             self._connection, self._acks = connection, AckReader(connection, self._target.stream)
-        if self._needs_care or has_foreign_subject(item.columns, self._target):
+        if item is self._deferred:
             return _DEFERRED
         inbox = connection.new_inbox()
         if self._is_atomic:

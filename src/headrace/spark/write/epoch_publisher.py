@@ -109,7 +109,8 @@ class EpochPublisher:
         log = ProgressLog(self._target, connection_for(self._progress_address))
         record = log.load_epoch()
         if record.is_done(self._target.epoch):
-            self._clean(record.epoch)
+            # A driver that was away may be late: the rows of an epoch that another one has not finished are needed.
+            self._clean(record.epoch if record.state == DONE else record.epoch - 1)
             return True
         if record.state == COMMITTED:
             # Spark repeats an epoch until its commit returns, so an earlier epoch is never left like this by Spark.

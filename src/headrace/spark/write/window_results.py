@@ -58,7 +58,8 @@ class ResultHandler:
         """Add a window of the block; wait for earlier ones if too many have no reply."""
         assert self._block is not None, "a block begins before its windows"
         self._pending.append((self._block, sent))
-        ahead = 0 if sent.window.as_single else self._ahead
+        # Windows that still have to be sent must not be overtaken by later ones.
+        ahead = 0 if sent.window.as_single or sent.is_deferred else self._ahead
         while len(self._pending) > ahead:
             self._settle()
 

@@ -15,6 +15,7 @@ from headrace.durations import parse_duration_ns
 from headrace.reader import options as o
 from headrace.reader.blocking_connection import ServerAddress
 from headrace.reader.stream_admin import StreamError, StreamInfo, fetch_stream_info
+from headrace.spark.pyspark_compat import is_commit_process
 from headrace.spark.write.sink_streams import ensure_sink_streams
 from headrace.spark.write.staging_folder import remove_expired_files
 from headrace.spark.write.write_target import WriteTarget
@@ -201,8 +202,10 @@ def adapt_to_stream(options: WriteOptions) -> WriteOptions:
         subjects=tuple(config.get("subjects") or ()),
         subject_transform=_get_subject_transform(config),
     )
-    if options.mode == STAGED and options.staging_path:
-        remove_expired_files(options.staging_path, options.stream, options.staging_expiry_s)
+    if options.mode == STAGED and options.staging_path and not is_commit_process():
+        # The files of other queries are there, too, whose rows may be kept longer.
+        expiry_s = max(options.staging_expiry_s, WriteOptions.staging_expiry_s)
+        remove_expired_files(options.staging_path, options.stream, expiry_s)
     if options.mode:
         ensure_sink_streams(options.make_target("", None), stream_info, _make_expiries(options))
     return options
