@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,10 @@ _FLOATS = {"NaN": "nan", "Infinity": "inf", "+Infinity": "inf", "INF": "inf", "+
 _FLOATS |= {"-Infinity": "-inf", "-INF": "-inf"}
 #: Block size of Arrow's parser, which wants a whole row in one block.
 _BLOCK_BYTES = 64 << 20
+#: One line from `{` to `}`. In JSON no value goes on with `{` on the line after a `}`, so none spans two such lines.
+_ONE_LINE = r"\A[ \t]*\{[^\n\r\x00]*\}[ \t]*\z"
+#: Has room for the digits of every Arrow decimal.
+_DECIMALS = Context(prec=76)
 
 
 def parse_json_column(data: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
@@ -47,7 +51,7 @@ def _parse_payload(payload: bytes | None, convert: _Convert, problems: list[str]
         return None
     try:
         value = json.loads(payload.decode(), parse_float=Decimal)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, InvalidOperation):
         value = None
     if value is None:
         problems.append("not JSON, or null")
@@ -60,8 +64,7 @@ def _parse_at_once(data: pa.Array, arrow_type: pa.DataType) -> pa.Array | None:
     """Parse all payloads with Arrow's parser, which is many times faster; None if it or its rules do not fit."""
     if not len(data) or data.null_count or not pa.types.is_struct(arrow_type) or not _is_plain(arrow_type):
         return None
-    # One payload is one line: a line break inside of one would shift all others.
-    if pc.any(pc.match_substring(data, "\n")).as_py() or pc.any(pc.match_substring(data, "\r")).as_py():
+    if not _has_one_line_each(data):
         return None
     lines = pc.binary_join(pa.scalar([*data.to_pylist(), b""], pa.list_(pa.binary())), b"\n").as_py()
     schema = pa.schema(list(arrow_type))
@@ -71,11 +74,22 @@ def _parse_at_once(data: pa.Array, arrow_type: pa.DataType) -> pa.Array | None:
             pa_json.ReadOptions(use_threads=False, block_size=min(len(lines) + 1, _BLOCK_BYTES)),
             pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
+        table.validate(full=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
+    # No value spans two payloads, and each has at least one: with as many rows as payloads, each has exactly one.
     if table.num_rows != len(data):
         return None
     return table.combine_chunks().to_struct_array().combine_chunks().cast(arrow_type)
+
+
+def _has_one_line_each(data: pa.Array) -> bool:
+    """Return whether each payload is UTF-8 and looks like one line with an object."""
+    try:
+        texts = data.cast(pa.large_string() if pa.types.is_large_binary(data.type) else pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return bool(pc.all(pc.match_substring_regex(texts, _ONE_LINE)).as_py())
 
 
 def _is_plain(arrow_type: pa.DataType) -> bool:
@@ -106,7 +120,7 @@ def _make_converter(arrow_type: pa.DataType) -> _Convert:
             return None
         try:
             return parse(value)
-        except (ValueError, TypeError, OverflowError, InvalidOperation):
+        except (ValueError, TypeError, OverflowError, InvalidOperation, OSError, RecursionError):
             problems.append(f"{type(value).__name__} is not {arrow_type}")
             return None
 
@@ -140,13 +154,23 @@ def _make_list_converter(arrow_type: Any) -> _Convert:
 
 
 def _make_map_converter(arrow_type: pa.MapType) -> _Convert:
-    convert = _make_converter(arrow_type.item_type)
+    convert_key, convert = _make_converter(arrow_type.key_type), _make_converter(arrow_type.item_type)
 
     def to_map(value: Any, problems: list[str]) -> Any:
         if value is not None and not isinstance(value, dict):
             problems.append("no object")
             return None
-        return None if value is None else [(key, convert(each, problems)) for key, each in value.items()]
+        if value is None:
+            return None
+        bad_keys: list[str] = []
+        keys = [convert_key(key, bad_keys) for key in value]
+        problems += bad_keys
+        # A key cannot be null.
+        return (
+            None
+            if bad_keys
+            else [(key, convert(each, problems)) for key, each in zip(keys, value.values(), strict=True)]
+        )
 
     return to_map
 
@@ -196,9 +220,9 @@ def _parse_float(value: Any) -> float:
 def _parse_decimal(value: Any, arrow_type: Any) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
         raise TypeError("no number")
-    number = Decimal(value).quantize(Decimal(1).scaleb(-arrow_type.scale), ROUND_HALF_UP)
-    if len(number.as_tuple().digits) > arrow_type.precision:
-        raise ValueError("too many digits")
+    number = Decimal(value).quantize(Decimal(1).scaleb(-arrow_type.scale), ROUND_HALF_UP, _DECIMALS)
+    if not number.is_finite() or len(number.as_tuple().digits) > arrow_type.precision:
+        raise ValueError("too many digits, or no number")
     return number
 
 
@@ -208,11 +232,14 @@ def _parse_time(value: Any, *, has_zone: bool) -> datetime:
     parsed = datetime.fromisoformat(_require(value, str).strip())
     if not has_zone:
         return parsed.replace(tzinfo=None)
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    # Arrow converts to UTC too, but fails for the whole column if a year is then not between 1 and 9999.
+    return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def _parse_string(value: Any) -> str:
     """Return a text as it is, and anything else as JSON, as `from_json` does."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=float)
+    text = value
+    if not isinstance(value, str):
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=float)
+    text.encode()  # Half of a surrogate pair, as in "\\ud800", is no text: it raises.
+    return str(text)
