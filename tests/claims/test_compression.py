@@ -43,6 +43,10 @@ def split_all(data: bytes, chunk: int) -> list[bytes]:
     return pieces
 
 
+def test_an_empty_chunk_has_no_pieces() -> None:
+    assert list(ZstdSplitter().split(memoryview(b""))) == []
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 1000, 1 << 20, 1 << 30])
 @pytest.mark.parametrize("level", [1, 3])
 @pytest.mark.parametrize("checksum", [True, False])

@@ -33,7 +33,9 @@ class ZstdSplitter:
         self._is_unknown = False
 
     def split(self, view: memoryview) -> Iterator[memoryview]:
-        """Yield the chunk in pieces."""
+        """Yield the chunk in pieces; an empty one has none."""
+        if not len(view):
+            return
         start = position = blocks = 0
         while position < len(view) and not self._is_unknown:
             taken = min(self._skip, len(view) - position)
