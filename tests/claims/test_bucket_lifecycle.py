@@ -412,6 +412,12 @@ def test_lifecycle_days_are_never_zero(preset: str, days: int) -> None:
     assert ClaimConfig("ns", ttl=PRESETS[preset]).lifecycle_days == days
 
 
+def test_lifecycle_days_last_as_long_as_consumers_may_read() -> None:
+    ttl = Ttl(24 * 3600, True, 0, 0)
+    assert ClaimConfig("ns", ttl=ttl, clock_skew=3600).lifecycle_days == 2
+    assert ClaimConfig("ns", ttl=ttl, clock_skew=0).lifecycle_days == 1
+
+
 async def test_rules_of_others_stay(world: ClaimsHarness) -> None:
     lifecycle = MemoryStore().lifecycle
     foreign = {"id": "theirs", "prefix": "logs/", "days": 30}

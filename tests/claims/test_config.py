@@ -112,6 +112,37 @@ def test_what_is_published_holds_no_secret() -> None:
     assert "hush" not in repr(config)
 
 
+@pytest.mark.parametrize(
+    "check",
+    [
+        {"store": "hush"},
+        {"store": ["hush"]},
+        {"read_from": "hush"},
+        {"read_from": {"store": {"secret_access_key": "hush"}}},
+        {"read_from": ["hush"]},
+        {"read_from": [{"store": "hush"}]},
+        {"read_from": [{"backend": "hush"}]},
+        {"read_from": [{"bucket": ["hush"]}]},
+        {"bucket": {"store": "hush"}},
+        [{"store": {"secret_access_key": "hush"}}],
+    ],
+)
+def test_an_error_shows_no_secret(check: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping({"namespace": "ns", "claim_check": check})
+    assert "claim_check" in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["key: 'hush", "key: *hush", "key: !hush x", "- key: hush", "key hush"])
+def test_an_error_in_a_file_shows_no_secret(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert "hush" not in str(caught.value)
+
+
 def test_the_backends_are_those_that_exist() -> None:
     with pytest.raises(ConfigError, match=r"claim_check\.backend"):
         ClaimConfig("ns", backend="floppy")

@@ -110,7 +110,7 @@ class ClaimConfig:
     @property
     def lifecycle_days(self) -> int:
         """Whole days after which the bucket's own rule may remove what was missed otherwise; at least one."""
-        return max(1, -(-(self.ttl.max_age + self.ttl.grace_period) // _DAY_S))
+        return max(1, -(-(self.ttl.max_age + self.end_grace_s) // _DAY_S))
 
     published = RenamedAttribute("to_published")
 
@@ -196,7 +196,7 @@ def _check_read_from(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
         yield (
             f"{path}.{index}.backend",
             backend in BACKENDS,
-            f"{backend!r} is not one of {', '.join(BACKENDS)}",
+            f"it is not one of {', '.join(BACKENDS)}",
         )
         yield f"{path}.{index}.bucket", bool(item.get("bucket", "-")), "a bucket name is required"
 
@@ -237,7 +237,11 @@ def _get_field_type(owner: type, key: str) -> type:
 
 def _check_type(path: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise ConfigError(path, f"{value!r} is not {_KIND_NAMES.get(kind) or f'of type {kind.__name__}'}")
+        # A value of these keys, or one that contains further ones, may be or contain a credential.
+        is_secret = path.startswith(("claim_check.store", "claim_check.read_from"))
+        is_shown = not is_secret and not {kind, type(value)} & _KIND_NAMES.keys()
+        given = repr(value) if is_shown else f"a value of type {type(value).__name__}"
+        raise ConfigError(path, f"{given} is not {_KIND_NAMES.get(kind) or f'of type {kind.__name__}'}")
     return value
 
 
@@ -253,8 +257,13 @@ def load_all(path: str | Path) -> list[ClaimConfig]:
 
     try:
         documents = [item for item in yaml.safe_load_all(Path(path).read_text()) if item is not None]
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        # Neither the error's text nor a traceback: they quote the file, which may contain credentials.
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(str(path), f"cannot be read: it is not valid YAML{where}") from None
     if not documents:
         raise ConfigError(str(path), "contains no configuration")
     return [from_mapping(_check_type(str(path), document, dict)) for document in documents]
