@@ -65,6 +65,47 @@ def test_a_mirror_continues_the_checkpoint(broker: Broker, name: str, begun: Beg
     assert query.numbers == list(range(15)), "and back again"
 
 
+def test_a_copy_that_lagged_and_got_other_messages_is_another_stream(
+    broker: Broker, name: str, begun: Begin
+) -> None:
+    """Two batches follow each other at once, so the offset of the second needs an anchor of its own."""
+    copy = f"{name}_copy"
+    broker.create(name)
+    broker.fill(name, 20)
+    given = {"servers": broker.url, "stream": name, "starting": "earliest"}
+    reader = begun(JetStreamMicroBatchReader(parse_read_options(given), SCHEMA))
+    first_end = reader.latestOffset(reader.initialOffset())
+    broker.fill(name, 5, start=20)
+    create_mirror(broker, name, copy)
+    broker.api(f"STREAM.UPDATE.{copy}", {"name": copy, "subjects": [f"{copy}.>"], "allow_direct": True})
+    broker.fill(name, 5, start=25)
+    query = Query(begun)
+    query.offset = reader.latestOffset(first_end)
+    assert query.offset["next_seq"] == 31
+    assert [int(each.split(":")[0]) for each in query.offset["anchors"]] == [1, 30]
+    broker.fill(copy, 10, start=1000)
+    with pytest.raises(HeadraceError, match="no copy of it with the same sequences"):
+        query.run(broker, copy)
+    query.offset["anchors"] = first_end["anchors"]
+    with pytest.raises(HeadraceError, match="no copy of it with the same sequences"):
+        query.run(broker, copy)
+    query.offset["stream"] = copy
+    with pytest.raises(DataLoss, match="is not the one in the checkpoint"):
+        query.run(broker, copy)
+
+
+def test_a_query_that_runs_for_long_keeps_few_decisions(ours: Broker, name: str, begun: Begin) -> None:
+    ours.create(name)
+    given = {"servers": ours.url, "stream": name, "starting": "earliest"}
+    reader = begun(JetStreamMicroBatchReader(parse_read_options(given), SCHEMA))
+    position = reader.initialOffset()
+    for number in range(20):
+        ours.fill(name, 1, start=number)
+        position = reader.latestOffset(position)
+    assert position["next_seq"] == 21
+    assert len(reader._get_identity_checker()._decisions) <= 8
+
+
 def test_a_limit_that_removed_the_first_messages_does_no_harm(
     broker: Broker, name: str, begun: Begin
 ) -> None:

@@ -63,4 +63,7 @@ def _is_same_stream(read_source: ReadSource, stream_info: StreamInfo, last: Land
     if last.identity == stream_info.identity:
         return True
     anchors = [Fingerprint.parse(text) for text in (last.anchors or "").split()]
+    if max((each.seq for each in anchors), default=0) < last.end_seq - 1:
+        # Between the last anchor and the end of the table a copy may have other messages.
+        return False
     return bool(has_same_content(anchors, read_source.find_message))
