@@ -122,6 +122,70 @@ def test_a_stream_that_disappears_is_a_loss(broker: Broker, name: str, begun: Be
     assert set(tolerant.latestOffset(end)["streams"]) == {first}
 
 
+def test_a_query_that_accepts_losses_goes_on_without_a_deleted_stream(
+    broker: Broker, name: str, begun: Begun[Any]
+) -> None:
+    """Spark commits a batch after it has planned the next one."""
+    first, second = fill_two(broker, name)
+    options = {"streamPattern": f"{name}[ab]", "failOnDataLoss": "false"}
+    reader = begun(make_reader(broker, **options))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start)
+    assert len(read(reader, start, end)) == 20
+    broker.api(f"STREAM.DELETE.{second}")
+    broker.fill(first, 2, start=10)
+    later = reader.latestOffset(end)
+    reader.commit(end)
+    assert set(later["streams"]) == {first}
+    assert read(reader, end, later) == [(first, 10), (first, 11)]
+    again = begun(make_reader(broker, **options))
+    assert read(again, start, end) == [(first, n) for n in range(10)], "the rest of a repeated batch"
+    strict = begun(make_reader(broker, streamPattern=f"{name}[ab]"))
+    with pytest.raises(DataLoss, match=f"stream '{second}' was deleted"):
+        strict.partitions(start, end)
+    with pytest.raises(DataLoss, match=f"stream '{second}' of the checkpoint was deleted"):
+        strict.partitions(end, later)
+
+
+def test_an_incomplete_listing_is_no_loss(
+    broker: Broker, name: str, begun: Begun[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multi_stream_reader, "_SEARCH_INTERVAL_S", 0.0)
+    first, second = fill_two(broker, name)
+    reader = begun(make_reader(broker, streamPattern=f"{name}[ab]"))
+    end = reader.latestOffset(reader.initialOffset())
+    monkeypatch.setattr(multi_stream_reader, "find_streams", lambda _: [first])
+    assert reader.latestOffset(end) == end
+    broker.fill(second, 1, start=110)
+    assert read(reader, end, reader.latestOffset(end)) == [(second, 110)]
+
+
+def test_a_stream_that_appears_while_the_query_is_down_starts_at_its_beginning(
+    broker: Broker, name: str, begun: Begun[Any]
+) -> None:
+    """Before 4.2, PySpark does not pass the start of a batch, so only `partitions` sees the checkpoint."""
+    first, second = f"{name}a", f"{name}b"
+    options = {"streamPattern": f"{name}[ab]", "starting": "latest"}
+    broker.create(first)
+    broker.fill(first, 3)
+    reader = begun(make_reader(broker, **options))
+    reader.initialOffset()
+    end = json.loads(json.dumps(reader.latestOffset()))
+    broker.fill(first, 1, start=3)
+    broker.create(second)
+    broker.fill(second, 5, start=100)
+    broker.api(f"STREAM.PURGE.{second}", {"seq": 3})
+    again = begun(make_reader(broker, **options))
+    later = json.loads(json.dumps(again.latestOffset()))
+    expected = [(first, 3), (second, 102), (second, 103), (second, 104)]
+    assert read(again, end, later) == expected
+    assert again.latestOffset() == later, "nothing new"
+    third = begun(make_reader(broker, **options))
+    assert read(third, end, later) == expected, "a repeated batch has the same rows"
+    broker.fill(second, 1, start=105)
+    assert read(again, later, again.latestOffset()) == [(second, 105)]
+
+
 def test_limits_are_divided_among_the_streams(ours: Broker, name: str, begun: Begun[Any]) -> None:
     first, second = fill_two(ours, name)
     ours.fill(first, 20, start=10)

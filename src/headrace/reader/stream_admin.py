@@ -30,6 +30,9 @@ T = TypeVar("T")
 
 _RETRY_PAUSE_S = 0.2
 _NO_MESSAGE = 10037
+_NO_STREAM = 10059
+#: How often streams are listed again if the listing changes meanwhile.
+_LISTINGS_MAX = 5
 _UNAVAILABLE = 503
 #: JetStream is disabled for the account or the server: retrying does not help.
 _NOT_ENABLED = (10039, 10076)
@@ -38,6 +41,10 @@ _reached: set[ServerAddress] = set()
 
 class StreamError(HeadraceError):
     """A stream is missing, or cannot be read or written as requested."""
+
+
+class StreamMissing(StreamError):
+    """There is no such stream."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +104,7 @@ def call_api(connection: BlockingConnection, subject: str, body: Any = None) -> 
     """Call the API; return the response or raise its error."""
     response: dict[str, Any] = json.loads(connection.request(subject, body).payload)
     if "error" in response:
-        error = response["error"]
-        raise StreamError(
-            f"{error.get('description', 'no description')} [{error.get('err_code', error.get('code'))}]"
-        )
+        raise _make_error(response["error"])
     return response
 
 
@@ -114,11 +118,16 @@ def call_leader(connection: BlockingConnection, subject: str, body: Any = None) 
 
 def refuse(error: dict[str, Any], about: str = "") -> HeadraceError:
     """Return the error of a response: `ConnectionFailed`, which is retried, while a stream has no leader."""
-    text = f"{error.get('description', 'no description')} [{error.get('err_code', error.get('code'))}]"
-    text = f"{about}: {text}" if about else text
+    refusal = _make_error(error, about)
     if error.get("code") == _UNAVAILABLE and error.get("err_code") not in _NOT_ENABLED:
-        return ConnectionFailed(f"the leader is not available: {text}")
-    return StreamError(text)
+        return ConnectionFailed(f"the leader is not available: {refusal}")
+    return refusal
+
+
+def _make_error(error: dict[str, Any], about: str = "") -> StreamError:
+    text = f"{error.get('description', 'no description')} [{error.get('err_code', error.get('code'))}]"
+    error_class = StreamMissing if error.get("err_code") == _NO_STREAM else StreamError
+    return error_class(f"{about}: {text}" if about else text)
 
 
 def fetch_info(options: ReadOptions) -> StreamInfo:
@@ -138,7 +147,7 @@ def fetch_stream_info(
             )
         except StreamError as error:
             names = call_api(connection, f"{api_prefix}.STREAM.NAMES").get("streams") or ["none"]
-            raise StreamError(
+            raise type(error)(
                 f"stream {stream!r} on {address.redacted_servers}: {error}; existing streams: {', '.join(names)}"
             ) from error
 
@@ -156,20 +165,39 @@ def fetch_stream_info(
 
 
 def list_stream_names(options: ReadOptions) -> set[str]:
-    """Return the names of all streams, which a server returns in pages."""
+    """Return the names of all streams, which a server returns in pages.
+
+    If streams come and go between two pages, others move to positions that were already read: then it lists them again.
+    """
+    seen: set[str] = set()
+    for _ in range(_LISTINGS_MAX):
+        names, is_complete = _list_once(options)
+        if is_complete:
+            return names
+        seen |= names
+    return seen
+
+
+def _list_once(options: ReadOptions) -> tuple[set[str], bool]:
+    """Return the names in all pages, and whether the listing did not change meanwhile: pages overlap by one name."""
     names: set[str] = set()
+    totals: set[int] = set()
+    is_stable = True
 
     def fetch_page(connection: BlockingConnection) -> dict[str, Any]:
-        return call_leader(connection, f"{options.api_prefix}.STREAM.NAMES", {"offset": len(names)})
+        return call_leader(
+            connection, f"{options.api_prefix}.STREAM.NAMES", {"offset": max(len(names) - 1, 0)}
+        )
 
     while True:
         response = with_retry(options.address, options.reconnect_s, fetch_page)
         page = set(response.get("streams") or ())
-        if page <= names:
-            return names
+        totals.add(int(response.get("total", 0)))
+        is_last = page <= names
+        is_stable = is_stable and not (names and names.isdisjoint(page))
         names |= page
-        if len(names) >= int(response.get("total", 0)):
-            return names
+        if is_last or len(names) >= max(totals):
+            return names, is_stable and len(totals) == 1 and len(names) >= max(totals)
 
 
 def find_key_prefix(options: ReadOptions, stream_info: StreamInfo) -> str:

@@ -11,6 +11,8 @@ import time
 _MIN_S = 0.02
 #: Maximum pause for one request; a query of several streams sends as many requests at a time.
 _MAX_S = 0.2
+#: Maximum pause, however many requests follow.
+_MAX_TOTAL_S = 2.0
 _SHARE = 0.1
 
 
@@ -30,7 +32,8 @@ class IdlePause:
         """Wait before the next look, which takes this many requests."""
         now_s = time.monotonic()
         idle_s = now_s - self._idle_since_s
-        self._due_s = now_s + min(max(idle_s * _SHARE, _MIN_S), _MAX_S) * requests
+        pause_s = min(max(idle_s * _SHARE, _MIN_S), _MAX_S) * requests
+        self._due_s = now_s + min(pause_s, _MAX_TOTAL_S)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it is time to look again; return False after the timeout."""

@@ -24,6 +24,7 @@ from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
 from headrace.spark.idle_pause import IdlePause
 from headrace.spark.offsets import (
+    FIRST_SEQ,
     Offset,
     end_after_loss,
     make_first_offset,
@@ -111,7 +112,10 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         known_start = start or self._newest_offset
         if known_start is None:  # a restart with a PySpark that does not pass it
             stream_info = self._fetch_info()
-            return make_offset(stream_info, stream_info.next_seq).to_json()
+            end_offset = make_offset(stream_info, stream_info.next_seq)
+            end_offset = self._get_identity_checker().add_anchors(end_offset, stream_info)
+            # A query of several streams starts here if its checkpoint lacks this stream.
+            return {**end_offset.to_json(), FIRST_SEQ: stream_info.first_seq}
         position = Offset.from_json(known_start)
         if position.last_per_subject_seq:
             # The first batch is not split by any limit.

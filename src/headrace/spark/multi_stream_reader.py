@@ -16,14 +16,16 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from headrace.errors import StoreError
 from headrace.reader.open_source import open_source
 from headrace.reader.options import ReadOptions
 from headrace.reader.partitions import Partition
-from headrace.reader.stream_names import find_streams
+from headrace.reader.stream_admin import StreamError, StreamMissing
+from headrace.reader.stream_names import find_streams, is_selected, is_there
 from headrace.spark.batch_reader import JetStreamBatchReader
 from headrace.spark.idle_pause import IdlePause
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader, check_streaming_options
-from headrace.spark.offsets import report_loss
+from headrace.spark.offsets import FIRST_SEQ, report_loss
 from headrace.spark.pushdown import apply_filters
 from headrace.spark.pyspark_compat import (
     Filter,
@@ -131,8 +133,7 @@ class MultiStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailab
     def latestOffset(self, start: OffsetJson | None = None, limit: ReadLimit | None = None) -> OffsetJson:
         passed = from_json(start) if start is not None else None
         known = self._newest if passed is None else passed
-        streams = self._find_streams(known)
-        ends = self._wait_for_data(streams, known, passed)
+        ends = self._find_ends(known, passed)
         limit = limit or self.getDefaultReadLimit()
         if known is not None:
             starts = {name: self._find_start(name, known, ends) for name in ends}
@@ -151,21 +152,41 @@ class MultiStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailab
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         starts, ends = from_json(start), from_json(end)
         self._newest = ends
+        for name in sorted(set(starts) - set(ends)):
+            # Before 4.2, PySpark does not pass the start to `latestOffset`, which then cannot notice it.
+            if not is_there(self.options, name):
+                report_loss(self.options, f"stream {name!r} of the checkpoint was deleted")
         return [
             InputPartition(StreamPartition(name, partition.value))
             for name in ends
             if starts.get(name) != ends[name]
-            for partition in self._get_reader(name).partitions(
-                self._find_start(name, starts, ends), ends[name]
-            )
+            for partition in self._plan_stream(name, self._find_start(name, starts, ends), ends[name])
         ]
+
+    def _plan_stream(self, name: str, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
+        try:
+            return self._get_reader(name).partitions(start, end)
+        except (StreamError, StoreError):
+            if is_there(self.options, name):
+                raise
+        report_loss(self.options, f"stream {name!r} was deleted before all rows of a batch were read")
+        self._drop_reader(name)
+        return []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _Tasks(self.options, self.schema).read(partition.value)
 
     def commit(self, end: OffsetJson) -> None:
         for name, offset in from_json(end).items():
-            self._get_reader(name).commit(offset)
+            if name not in self._readers:
+                # It was deleted, or it had nothing in this batch after a restart.
+                continue
+            try:
+                self._readers[name].commit(offset)
+            except StreamError:
+                # The next search for streams reports that it was deleted.
+                if is_there(self.options, name):
+                    raise
 
     def stop(self) -> None:
         for reader in self._readers.values():
@@ -193,14 +214,23 @@ class MultiStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailab
         else:
             return list(known)
         for name in sorted(set(known or ()) - set(streams)):
+            if is_selected(self.options, name) and is_there(self.options, name):
+                # The listing was incomplete.
+                streams.append(name)
+                if self._is_available_now:
+                    self._get_reader(name).prepareForTriggerAvailableNow()
+                continue
             report_loss(
                 self.options,
                 f"stream {name!r} of the checkpoint no longer belongs to the query: it was deleted, or the options of "
                 "the query have changed",
             )
-            if reader := self._readers.pop(name, None):
-                reader.stop()
-        return streams
+            self._drop_reader(name)
+        return sorted(streams)
+
+    def _drop_reader(self, name: str) -> None:
+        if reader := self._readers.pop(name, None):
+            reader.stop()
 
     def _find_start(
         self, name: str, starts: Mapping[str, OffsetJson], ends: Mapping[str, OffsetJson]
@@ -208,10 +238,23 @@ class MultiStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailab
         """Return where a batch starts; a stream that has appeared since starts where its first offset says."""
         if name in starts:
             return starts[name]
-        began = ends[name].get("began", ends[name]["next_seq"])
-        return {**ends[name], "next_seq": began, "began": began, "pin": ""}
+        end = ends[name]
+        began = end.get("began", end.get(FIRST_SEQ, end["next_seq"]))
+        return {**end, "next_seq": began, "began": began, "pin": ""}
 
     # Progress
+
+    def _find_ends(
+        self, known: Mapping[str, OffsetJson] | None, passed: Mapping[str, OffsetJson] | None
+    ) -> dict[str, OffsetJson]:
+        try:
+            return self._wait_for_data(self._find_streams(known), known, passed)
+        except StreamMissing:
+            if not self.options.stream_pattern:
+                raise
+        # One was deleted since the last search.
+        self._searched_s = float("-inf")
+        return self._wait_for_data(self._find_streams(known), known, passed)
 
     def _wait_for_data(
         self,

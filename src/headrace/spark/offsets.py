@@ -17,6 +17,8 @@ from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, R
 from headrace.reader.stream_admin import StreamInfo
 
 VERSION = 1
+#: Field of an offset of which only the end is known: the first sequence of the stream when it was made.
+FIRST_SEQ = "first"
 #: Servers count nanoseconds in 64 bits; a later time (after 2262) would wrap around to an early one.
 _MAX_TIME_NS = (1 << 63) - 1
 _log = logging.getLogger("headrace.spark")

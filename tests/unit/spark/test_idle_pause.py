@@ -56,3 +56,12 @@ def test_a_message_after_a_short_pause_is_noticed_soon(monkeypatch: pytest.Monke
         before_s = clock.now_s
         assert pause.wait(0.2)
         assert clock.now_s - before_s <= max(0.02, (before_s - began_s) * 0.1) + 1e-9
+
+
+def test_a_query_of_many_streams_does_not_pause_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    pause = IdlePause()
+    clock.now_s += 60
+    pause.on_nothing(200)
+    assert pause.wait(2.0)
+    assert clock.now_s <= 1062.0
