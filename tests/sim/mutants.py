@@ -101,7 +101,7 @@ def ids_forgotten_at_a_restart(patch: Patch) -> None:
     patch(
         StreamDedupWindow,
         "__init__",
-        lambda old: lambda self, facts, key, window: old(self, None, key, window),
+        lambda old: lambda self, metadata, *others: old(self, None, *others),
     )
 
 

@@ -74,7 +74,9 @@ def opened(root: Path, options: StoreOptions = TINY) -> Iterator[Store]:
 
 
 def commit(store: Store) -> None:
-    """Commit the open frame and wait until the disk is idle."""
+    """Commit the open frames and wait until the disk is idle."""
+    if store.memory_frames.dirty:
+        store.memory_frames.commit()
     if store.dirty:
         store.commit()
     store.disk.drain()

@@ -33,8 +33,8 @@ BELOW: dict[str, set[str]] = {
 INSIDE: dict[str, list[str]] = {
     "storage": [
         "options store_observer format format_features native_records damage_report sequence_arrays",
-        "checkpoint_schema io compressed_block",
-        "journal segments",
+        "checkpoint_schema io compressed_block memory_frames",
+        "feature_requests journal segments",
         "log metadata_store",
         "maintenance",
         "space_monitor",

@@ -16,6 +16,7 @@ from headrace._native.record_layout cimport u16, u64
 cdef enum:
     ENTRY = 18  # sequence, time, length of the id
     DIGITS_MAX = 9
+    DROPPED_PER_CALL = 8
     EXPIRED_BYTES_MAX = 65536  # bytes of expired ids from which they are removed from `order`
 
 
@@ -125,9 +126,10 @@ def parse_nats_headers(bytes block not None):
 cdef class DedupWindow:
     """Message ids with their sequences, for `window_ns` after the messages were stored.
 
-    `order` has them in the order they were added, encoded for storage: sequence, time, length, id. The first one that
-    has not expired is at `head`; those from `saved_end` on have not been drained yet. `entries` counts those from `head`
-    on: as many as there are ids, unless an id was added again.
+    `order` has them in the order they were added, which is that of sequences and times, encoded for storage: sequence,
+    time, length, id. The first one that has not been dropped is at `head`; those from `saved_end` on have not been drained
+    yet. Ids that left the window are dropped a few at a time. Those before `expired_end`, up to `expired_seq`, are known
+    to have left it. A position counts from the first entry ever, of which the first `base` bytes are gone.
     """
 
     def __init__(self, int64_t window_ns):
@@ -136,7 +138,8 @@ cdef class DedupWindow:
         self.window_ns = window_ns
         self.seen = {}
         self.order = bytearray()
-        self.head = self.saved_end = self.entries = 0
+        self.base = self.head = self.saved_end = self.expired_end = 0
+        self.expired_seq = 0
 
     def __len__(self):
         return len(self.seen)
@@ -146,7 +149,21 @@ cdef class DedupWindow:
             if self.is_over(PyByteArray_AS_STRING(self.order) + self.head, now_ns):
                 self.c_expire(now_ns)
         found = self.seen.get(message_id)
-        return 0 if found is None else <uint64_t>found
+        if found is None or self.has_expired(found, now_ns):
+            return 0
+        return <uint64_t>found
+
+    cdef bint has_expired(self, uint64_t seq, uint64_t now_ns) noexcept:
+        """Return whether the id of this sequence has left the window, but was not dropped yet."""
+        cdef const char *order = PyByteArray_AS_STRING(self.order)
+        cdef Py_ssize_t at = max(self.expired_end, self.head), end = PyByteArray_GET_SIZE(self.order)
+        if self.head >= end or not self.is_over(order + self.head, now_ns):
+            return False
+        while at < end and self.expired_seq < seq and self.is_over(order + at, now_ns):
+            self.expired_seq = u64(order + at)
+            at += ENTRY + u16(order + at + 16)
+        self.expired_end = at
+        return seq <= self.expired_seq
 
     cdef bint is_over(self, const char *entry, uint64_t now_ns) noexcept nogil:
         """Return whether an id has left the window. Times are compared unsigned, as they are stored."""
@@ -159,7 +176,6 @@ cdef class DedupWindow:
         if size > 0xFFFF:
             raise ValueError("a message id has more than 65,535 bytes")
         self.seen[message_id] = seq
-        self.entries += 1
         PyByteArray_Resize(self.order, at + ENTRY + size)
         to = PyByteArray_AS_STRING(self.order) + at
         memcpy(to, &seq, 8)
@@ -172,19 +188,21 @@ cdef class DedupWindow:
         cdef const char *order = PyByteArray_AS_STRING(self.order)
         cdef Py_ssize_t at = self.head, end = PyByteArray_GET_SIZE(self.order), size
         cdef bytes message_id
-        while at < end and self.is_over(order + at, now_ns):
+        cdef int dropped = 0
+        while at < end and dropped < DROPPED_PER_CALL and self.is_over(order + at, now_ns):
             size = u16(order + at + 16)
             message_id = PyBytes_FromStringAndSize(order + at + ENTRY, size)
             if self.seen.get(message_id) == u64(order + at):
                 del self.seen[message_id]
             at += ENTRY + size
-            self.entries -= 1
+            dropped += 1
         self.head = at
         if self.saved_end < at:
             self.saved_end = at
         if at > EXPIRED_BYTES_MAX and at * 2 > end:
             del self.order[:at]
-            self.head, self.saved_end = 0, self.saved_end - at
+            self.base += at
+            self.head, self.saved_end, self.expired_end = 0, self.saved_end - at, max(self.expired_end - at, 0)
         return 0
 
     def find(self, bytes message_id not None, uint64_t now_ns):
@@ -196,8 +214,18 @@ cdef class DedupWindow:
         self.c_add(message_id, seq, time_ns)
 
     def expire(self, uint64_t now_ns):
-        """Drop the ids that left the window."""
+        """Drop a few of the ids that left the window."""
         self.c_expire(now_ns)
+
+    @property
+    def first_position(self):
+        """The position of the first id that has not been dropped."""
+        return self.base + self.head
+
+    @property
+    def saved_position(self):
+        """The position after the last id that was drained or restored."""
+        return self.base + self.saved_end
 
     def drain_unsaved(self):
         """Return what was added since the last call, encoded for storage."""
@@ -215,23 +243,16 @@ cdef class DedupWindow:
                 break
             self.seen[PyBytes_FromStringAndSize(start + at + ENTRY, size)] = u64(start + at)
             at += ENTRY + size
-            self.entries += 1
         self.order += block[:at]
         self.saved_end = PyByteArray_GET_SIZE(self.order)
 
-    def snapshot(self):
-        """Return everything that was drained and is still known, encoded for storage."""
-        cdef const char *order = PyByteArray_AS_STRING(self.order)
-        cdef Py_ssize_t at = self.head, size
-        cdef list known = []
-        if self.entries == len(self.seen):  # almost always, and then there may be millions
-            return PyBytes_FromStringAndSize(order + at, self.saved_end - at)
-        while at < self.saved_end:
-            size = ENTRY + u16(order + at + 16)
-            if self.seen.get(PyBytes_FromStringAndSize(order + at + ENTRY, size - ENTRY)) == u64(order + at):
-                known.append(PyBytes_FromStringAndSize(order + at, size))
-            at += size
-        return b"".join(known)
+    def encode(self, Py_ssize_t first, Py_ssize_t end):
+        """Return the ids between two positions that have not been dropped, encoded for storage."""
+        cdef Py_ssize_t start = max(first - self.base, self.head)
+        cdef Py_ssize_t stop = min(end - self.base, PyByteArray_GET_SIZE(self.order))
+        if stop <= start:
+            return b""
+        return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(self.order) + start, stop - start)
 
 
 cdef class ByteBudget:

@@ -11,6 +11,7 @@ from typing import Any
 
 _ENTRY = struct.Struct("<QQH")
 _ID_BYTES_MAX = 65_535
+_DROPPED_PER_CALL = 8
 
 
 def parse_nats_headers(block: bytes) -> dict[bytes, bytes]:
@@ -30,46 +31,58 @@ def parse_nats_headers(block: bytes) -> dict[bytes, bytes]:
 class DedupWindow:
     """Message ids with their sequences, for `window_ns` after the messages were stored.
 
-    `_order` has them in the order they were added; the last `_unsaved` of them have not been drained yet.
+    `_order` has them in the order they were added, which is that of sequences and times; the last `_unsaved` of them have
+    not been drained yet. Ids that left the window are dropped a few at a time. A position counts from the first entry
+    ever, of which the first `first_position` are gone.
     """
 
-    __slots__ = ("_order", "_seen", "_unsaved", "window_ns")
+    __slots__ = ("_order", "_seen", "_unsaved", "first_position", "window_ns")
 
     def __init__(self, window_ns: int) -> None:
         if window_ns < 0:
             raise ValueError("the length of a dedup window must not be negative")
         self.window_ns = window_ns
-        self._seen: dict[bytes, int] = {}
+        self._seen: dict[bytes, tuple[int, int]] = {}
         self._order: deque[tuple[int, int, bytes]] = deque()
         self._unsaved = 0
+        self.first_position = 0
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def find(self, message_id: bytes, now_ns: int) -> int:
         """Return the sequence of the message stored with this id within the window; 0 if there is none."""
-        order = self._order
-        if order and order[0][0] <= now_ns - self.window_ns:
+        order, horizon = self._order, now_ns - self.window_ns
+        if order and order[0][0] <= horizon:
             self.expire(now_ns)
-        return self._seen.get(message_id, 0)
+        seq, time_ns = self._seen.get(message_id, (0, 0))
+        return seq if time_ns > horizon else 0
 
     def add(self, message_id: bytes, seq: int, time_ns: int) -> None:
         """Add a message that was just admitted."""
         if len(message_id) > _ID_BYTES_MAX:
             raise ValueError("a message id has more than 65,535 bytes")
-        self._seen[message_id] = seq
+        self._seen[message_id] = (seq, time_ns)
         self._order.append((time_ns, seq, message_id))
         self._unsaved += 1
 
     def expire(self, now_ns: int) -> None:
-        """Drop the ids that left the window."""
+        """Drop a few of the ids that left the window."""
         order, seen = self._order, self._seen
         horizon = now_ns - self.window_ns
-        while order and order[0][0] <= horizon:
-            _, seq, message_id = order.popleft()
-            if seen.get(message_id) == seq:
+        for _ in range(_DROPPED_PER_CALL):
+            if not order or order[0][0] > horizon:
+                break
+            time_ns, seq, message_id = order.popleft()
+            self.first_position += 1
+            if seen.get(message_id) == (seq, time_ns):
                 del seen[message_id]
         self._unsaved = min(self._unsaved, len(order))
+
+    @property
+    def saved_position(self) -> int:
+        """The position after the last id that was drained or restored."""
+        return self.first_position + len(self._order) - self._unsaved
 
     def drain_unsaved(self) -> bytes:
         """Return what was added since the last call, encoded for storage."""
@@ -86,14 +99,16 @@ class DedupWindow:
             if at + length > len(block):
                 break
             message_id = block[at : at + length]
-            self._seen[message_id] = seq
+            self._seen[message_id] = (seq, time_ns)
             self._order.append((time_ns, seq, message_id))
             at += length
 
-    def snapshot(self) -> bytes:
-        """Return everything that was drained and is still known, encoded for storage."""
-        taken = islice(self._order, len(self._order) - self._unsaved)
-        return b"".join(_pack_entry(*each) for each in taken if self._seen.get(each[2]) == each[1])
+    def encode(self, first: int, end: int) -> bytes:
+        """Return the ids between two positions that have not been dropped, encoded for storage."""
+        start = max(first - self.first_position, 0)
+        return b"".join(
+            _pack_entry(*each) for each in islice(self._order, start, max(end - self.first_position, start))
+        )
 
 
 def _pack_entry(time_ns: int, seq: int, message_id: bytes) -> bytes:

@@ -14,7 +14,7 @@ from headrace.broker.commit.account_quota import AccountQuota
 from headrace.broker.commit.advisories import Advisories
 from headrace.broker.commit.disk_backpressure import DiskBackpressure
 from headrace.broker.commit.event_history import EventHistory
-from headrace.broker.commit.group_commit import GroupCommit
+from headrace.broker.commit.group_commit import make_group_commit
 from headrace.broker.commit.idle_timer import IdleTimer
 from headrace.broker.commit.server_quota import ServerQuota
 from headrace.broker.consumers import ack_handling
@@ -74,7 +74,7 @@ class AccountJetStream:
         self.flow_bytes = settings.flow_bytes
         self.call_soon = call_soon
         self.run_operation, self.run_off_loop = settings.run_operation, settings.run_off_loop
-        self.group_commit = GroupCommit(store, router, call_soon, IdleTimer(store, timers).start)
+        self.group_commit = make_group_commit(store, router, call_soon, IdleTimer(store, timers).start)
         self.disk_backpressure = DiskBackpressure(store, timers)
         self.advisories = Advisories(self)
         self.event_history = EventHistory()
@@ -111,7 +111,7 @@ class AccountJetStream:
     def is_quiescent(self) -> bool:
         """Whether waiting would make nothing more durable."""
         store = self.store
-        is_durable = not (store.dirty or store.in_flight)
+        is_durable = not (store.dirty or store.in_flight or store.memory_frames.dirty)
         return is_durable or store.waiting_for_space or store.poisoned is not None
 
     def _discard_unfinished_restores(self) -> None:
@@ -148,5 +148,5 @@ class AccountJetStream:
         self.registry.stop()
         self.quota.stop()
         self.consumer_flusher.flush()
-        self.group_commit.commit()
+        self.group_commit.commit_all()
         self.store.close()

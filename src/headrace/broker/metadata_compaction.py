@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.consumers.consumer_storage import ACK_STATE_KEY
 from headrace.broker.sourcing.source_positions import KEY as SOURCE_POSITIONS_KEY
-from headrace.broker.streams.stream_metadata import DEDUP_KEY
+from headrace.broker.streams.dedup import DEDUP_KEY
 
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
@@ -37,8 +37,8 @@ class MetadataCompaction:
         return next((s for s in self._streams.values() if s.log.ident == int(ident)), None)
 
     def _compact_dedup(self, key: bytes) -> bytes:
-        stream = self._find_stream(key[len(DEDUP_KEY) :])
-        return stream.dedup.snapshot() if stream is not None and stream.dedup is not None else b""
+        stream = self._find_stream(key[len(DEDUP_KEY) :].partition(b"/")[0])
+        return stream.dedup.encode_block(key) if stream is not None and stream.dedup is not None else b""
 
     def _compact_ack_state(self, key: bytes) -> bytes:
         ident, _, name = key[len(ACK_STATE_KEY) :].partition(b"/")

@@ -24,7 +24,7 @@ from headrace.broker.streams.publish_processor import PublishProcessor
 from headrace.broker.streams.republish import Republisher
 from headrace.broker.streams.retention import Retention
 from headrace.broker.streams.schedules import MessageSchedules
-from headrace.broker.streams.stream_metadata import dedup_key, schedules_key
+from headrace.broker.streams.stream_metadata import schedules_key
 from headrace.errors import CorruptData
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
 from headrace.protocol import headers
@@ -70,7 +70,8 @@ class Stream:
         self, jetstream: StreamJetStream, config: StreamConfig, created_ns: int, log: StreamLog
     ) -> None:
         self.jetstream = jetstream
-        self.group_commit = jetstream.group_commit
+        group_commit = jetstream.group_commit
+        self.group_commit = group_commit.memory if config.storage == "memory" else group_commit
         self._router = jetstream.router
         self.clock = jetstream.clock
         self.quota = jetstream.quota
@@ -134,9 +135,12 @@ class Stream:
 
     def _configure_dedup(self, window_ns: int) -> None:
         if window_ns <= 0:
+            if self.dedup is not None:
+                self.dedup.delete_stored()
             self.dedup = None
         elif self.dedup is None:
-            self.dedup = StreamDedupWindow(self._metadata_store(), dedup_key(self.log.ident), window_ns)
+            store = None if self.config.storage == "memory" else self.jetstream.store
+            self.dedup = StreamDedupWindow(store, self.log.ident, window_ns)
         else:
             self.dedup.window_ns = window_ns
         self.fast_path.dedup = self.dedup

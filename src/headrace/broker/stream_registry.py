@@ -17,7 +17,8 @@ from headrace.broker.metadata_compaction import MetadataCompaction
 from headrace.broker.sourcing.handover import make_key as handover_key
 from headrace.broker.sourcing.source_positions import make_key as origins_key
 from headrace.broker.stream import Stream
-from headrace.broker.streams.stream_metadata import StreamRecord, config_key, dedup_key, sweep_key
+from headrace.broker.streams.dedup import dedup_key
+from headrace.broker.streams.stream_metadata import StreamRecord, config_key, sweep_key
 from headrace.jetstream_api.configs import StreamConfig
 from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import subjects
@@ -128,6 +129,8 @@ class StreamRegistry:
             sweep_key(ident),
         ):
             self._metadata.delete(key)
+        if stream.dedup is not None:
+            stream.dedup.delete_stored()
         self._store.delete(stream.log)
         stream.sourcing.delete_consumers()
         jetstream.group_commit.schedule()

@@ -8,6 +8,7 @@ from headrace.storage.damage_report import Damage, RecoveryReport
 from headrace.storage.io.disk import Disk, FileDisk
 from headrace.storage.log.filters import Filter
 from headrace.storage.log.log import SEQ_MAX, StreamLog
+from headrace.storage.memory_frames import MemoryFrames
 from headrace.storage.metadata_store import MetadataStore
 from headrace.storage.options import StoreOptions
 from headrace.storage.recovery.recovery import open_store
@@ -21,6 +22,7 @@ __all__ = [
     "Disk",
     "FileDisk",
     "Filter",
+    "MemoryFrames",
     "MetadataStore",
     "RecoveryReport",
     "Store",

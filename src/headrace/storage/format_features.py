@@ -19,7 +19,7 @@ from headrace.errors import UnknownFeature
 #: The features that this version reads and writes. A name has the form `<area>/<name>`; areas are `store` (journal and
 #: checkpoints), `segments` (segment files, which pins share with readers in other processes) and `facts` (the broker's
 #: metadata). Names are never removed or reused; docs/how-to/upgrade.md says when a change needs one.
-KNOWN: frozenset[str] = frozenset({"segments/s2"})
+KNOWN: frozenset[str] = frozenset({"segments/s2", "facts/id-blocks"})
 
 #: The area whose features a reader of pins must understand.
 SEGMENTS = "segments/"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from headrace.code_probes import sometimes
 from headrace.storage.checkpoint.checkpoint_writer import Checkpointer
 from headrace.storage.format import (
     CHECKPOINT,
@@ -116,8 +115,7 @@ class FrameBuilder:
             body.append(encode_entry(CHECKPOINT, 0, encode_u64(mark)))
         body = [piece for piece in body if len(piece)]
         if not body and kind == COMMIT:
-            sometimes("a frame changes memory logs only")
-            return []  # only memory logs changed
+            return []  # nothing that has to be on disk
         if self._prev_watermarks:
             body.insert(0, encode_entry(WATERMARKS, 0, self._prev_watermarks))
         self._prev_watermarks = watermarks

@@ -15,12 +15,12 @@ from headrace.errors import StoreError, StorePoisoned
 from headrace.storage.checkpoint.checkpoint_trigger import CheckpointTrigger
 from headrace.storage.checkpoint.checkpoint_writer import Checkpointer
 from headrace.storage.damage_report import RecoveryReport
+from headrace.storage.feature_requests import FeatureRequests
 from headrace.storage.format import COMMIT, IDLE, SHUTDOWN
 from headrace.storage.frame_builder import FrameBuilder, SealedFrame
 from headrace.storage.io.disk import Disk, OutOfSpace
 from headrace.storage.journal.frame_submit import FrameSubmission
 from headrace.storage.journal.journal_writer import Journal
-from headrace.storage.log.block_compression import BlockCompression
 from headrace.storage.log.file_log import FileLog
 from headrace.storage.log.log import StreamLog
 from headrace.storage.log.log_context import LargeWrite, LogContext
@@ -28,6 +28,7 @@ from headrace.storage.log.memory_log import MemoryLog
 from headrace.storage.maintenance.compaction import Compactor
 from headrace.storage.maintenance.flush import SegmentFlusher
 from headrace.storage.maintenance.gc import FileGarbageCollector
+from headrace.storage.memory_frames import MemoryFrames
 from headrace.storage.metadata_store import MetadataStore
 from headrace.storage.native_records import LogWriter, OpenFrame, mark_committed
 from headrace.storage.options import StoreOptions
@@ -50,6 +51,7 @@ class Store:
         self.poisoned: StoreError | None = None
         self._observer: StoreObserver | None = None
         self.open_frame = OpenFrame(self.extend_frame)
+        self.memory_frames = MemoryFrames()
         self.metadata = MetadataStore(self.open_frame)
         self.journal = Journal(disk, ident, options, self.fail)
         self.flusher = SegmentFlusher(disk, options, self._on_flush_progress, self.on_out_of_space, self.fail)
@@ -69,9 +71,9 @@ class Store:
             self.log_context, self.metadata, self.journal, self.file_gc, self.checkpointer
         )
         self._in_flight_bytes = 0
-        self._closed = False
-        #: False if there was no space for a checkpoint on closing: the journal has what the last one lacks.
-        self.has_final_checkpoint = True
+        self.has_final_checkpoint = (
+            True  # on closing, unless there is no space for one; the journal has the rest
+        )
 
     def _make_log_context(self) -> LogContext:
         return LogContext(
@@ -84,7 +86,7 @@ class Store:
             compactor=self.compactor,
             space=self.space,
             report=self._report,
-            compression=BlockCompression(self.checkpointer.require),
+            features=FeatureRequests(self.checkpointer.require),
         )
 
     def set_observer(self, observer: StoreObserver) -> None:
@@ -107,7 +109,7 @@ class Store:
         )
 
     def get_changed_logs(self, since: int) -> list[LogWriter] | None:
-        """Return the logs that changed in frame `since` or later; None if that frame is too long ago to say."""
+        """Return the file logs that changed in frame `since` or later; None if that frame is too long ago to say."""
         return self.frame_builder.get_changed_logs(since)
 
     @property
@@ -138,7 +140,7 @@ class Store:
         ident, self.next_ident = self.next_ident, self.next_ident + 1
         log: StreamLog
         if memory:
-            log = MemoryLog(self.open_frame, ident, name, self.options, first_seq)
+            log = MemoryLog(self.memory_frames.open_frame, ident, name, self.options, first_seq)
         else:
             log = FileLog(self.log_context, ident, name, first_seq)
             self.frame_builder.add_create(ident, name, first_seq)
@@ -151,7 +153,7 @@ class Store:
         self._raise_if_failed()
         del self.logs[log.name]
         if log.dirty:
-            self.open_frame.dirty_logs.remove(log)
+            log.open_frame.dirty_logs.remove(log)
             log.reset_changes()
         if isinstance(log, FileLog):
             log.mark_deleted()
@@ -272,7 +274,7 @@ class Store:
         """Handle a failed write or sync: nothing more is acknowledged, and nothing is retried."""
         if self.poisoned is None:
             sometimes("the store is poisoned")
-            self.poisoned = StorePoisoned(
+            self.poisoned = self.memory_frames.poisoned = StorePoisoned(
                 f"a write failed: {error}; restart the server to recover what is on disk"
             )
             self.open_frame.closed = True
@@ -362,9 +364,9 @@ class Store:
 
     def close(self) -> None:
         """Commit the open frame, write a checkpoint and the shutdown mark; blocks."""
-        if self._closed:
+        if self.compactor.stopped:
             return
-        self._closed = self.compactor.stopped = True
+        self.compactor.stopped = True
         self._drain()
         if self.poisoned is None and self.dirty and not self.in_flight:
             self._commit(COMMIT)
@@ -373,7 +375,7 @@ class Store:
             self._write_shutdown()
         if self.poisoned is not None:
             raise self.poisoned
-        self.poisoned = StoreError("the store is closed; open it again")
+        self.poisoned = self.memory_frames.poisoned = StoreError("the store is closed; open it again")
         self.open_frame.closed = True
 
     def _write_shutdown(self) -> None:

@@ -79,13 +79,41 @@ def test_what_left_the_window_unseen_is_not_taken(kernel: Any) -> None:
     assert window.drain_unsaved() == entry(2, 2_000, b"b")
 
 
-def test_a_snapshot_has_what_was_taken_and_is_known(kernel: Any) -> None:
+def test_ids_between_positions_are_encoded(kernel: Any) -> None:
     window = kernel.DedupWindow(WINDOW_NS)
+    positions = [window.saved_position]
     for seq, name in enumerate((b"a", b"b", b"a"), 1):
         window.add(name, seq, seq * 100)
-    window.drain_unsaved()
+        window.drain_unsaved()
+        positions.append(window.saved_position)
     window.add(b"new", 4, 400)
-    assert window.snapshot() == entry(2, 200, b"b") + entry(3, 300, b"a")
+    assert window.saved_position == positions[3]
+    assert window.encode(positions[0], positions[2]) == entry(1, 100, b"a") + entry(2, 200, b"b")
+    window.expire(1_200)
+    assert window.first_position == positions[2]
+    assert window.encode(positions[0], positions[3]) == entry(3, 300, b"a")
+    assert window.encode(positions[0], positions[1]) == b""
+
+
+def test_many_expired_ids_are_dropped_a_few_at_a_time(kernel: Any) -> None:
+    window = kernel.DedupWindow(WINDOW_NS)
+    ids = [b"id-%d" % seq for seq in range(1_000)]
+    for seq, message_id in enumerate(ids):
+        window.add(message_id, seq + 1, seq)
+    assert window.find(ids[800], 1_500) == 801
+    assert [window.find(each, 1_500) for each in (ids[0], ids[300], ids[500], ids[501], ids[800])] == [
+        0,
+        0,
+        0,
+        502,
+        801,
+    ]
+    assert 900 < len(window) < 1_000
+    window.add(ids[400], 1_001, 1_500)
+    assert window.find(ids[400], 1_500) == 1_001
+    for _ in range(200):
+        window.find(b"other", 2_600)
+    assert len(window) == 0
 
 
 def test_what_was_written_down_is_known_again(kernel: Any) -> None:
@@ -95,7 +123,7 @@ def test_what_was_written_down_is_known_again(kernel: Any) -> None:
     window.restore(entry(3, 300, b"c") + b"torn")
     assert [window.find(name, 1_100) for name in (b"a", b"b", b"c")] == [0, 2, 3]
     assert window.drain_unsaved() == b""
-    assert window.snapshot() == entry(2, 200, b"b") + entry(3, 300, b"c")
+    assert window.encode(0, window.saved_position) == entry(2, 200, b"b") + entry(3, 300, b"c")
 
 
 def test_a_long_life_of_a_window(kernel: Any) -> None:
@@ -108,7 +136,9 @@ def test_a_long_life_of_a_window(kernel: Any) -> None:
             taken += window.drain_unsaved()
     assert len(window) == WINDOW_NS
     assert taken + window.drain_unsaved() == b"".join(entry(n, n, b"id-%d" % n) for n in range(1, 20_001))
-    assert window.snapshot() == b"".join(entry(n, n, b"id-%d" % n) for n in range(19_001, 20_001))
+    assert window.encode(0, window.saved_position) == b"".join(
+        entry(n, n, b"id-%d" % n) for n in range(19_001, 20_001)
+    )
 
 
 def test_an_id_too_long_to_write_down_is_refused(kernel: Any) -> None:

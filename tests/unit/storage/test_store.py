@@ -230,15 +230,16 @@ def test_a_damaged_large_message_is_reported_and_its_sequence_not_reused(tmp_pat
         assert store.report().healthy
 
 
-def test_memory_logs_join_the_tick_without_touching_the_disk(tmp_path: Path) -> None:
+def test_memory_logs_have_frames_of_their_own(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        log = store.create("M", memory=True)
-        commit(store)
+        log, frames = store.create("M", memory=True), store.memory_frames
+        frames.commit()
         before = store.journal.last_frame
         log.append(b"a", b"", b"x", 1)
-        assert log.changed_frame == store.frame_number
-        commit(store)
-        assert (log.committed_seq, log.changed_frame) == (1, store.committed_frame)
+        assert log.changed_frame == frames.frame_number
+        assert not store.dirty
+        frames.commit()
+        assert (log.committed_seq, log.changed_frame) == (1, frames.committed_frame)
         assert store.journal.last_frame == before
     with opened(tmp_path) as store:
         assert store.logs == {}

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from headrace._native import PendingReplies
 from headrace.code_probes import sometimes
-from headrace.storage import Store, StreamLog
+from headrace.errors import StoreError
+from headrace.storage import Store, StoreObserver, StreamLog
 
 #: A message to publish: subject, reply, header block, payload.
 OutboundMsg = tuple[bytes, bytes, bytes, bytes]
@@ -24,6 +25,25 @@ class Publisher(Protocol):
 
     def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int: ...
     def publish_many(self, messages: list[OutboundMsg]) -> None: ...
+
+
+class Frames(Protocol):
+    """The part of a store that group commit needs: the file frames of a store, or its memory frames."""
+
+    @property
+    def frame_number(self) -> int: ...
+    @property
+    def dirty(self) -> bool: ...
+    @property
+    def poisoned(self) -> StoreError | None: ...
+    @property
+    def in_flight(self) -> bool: ...
+    @property
+    def waiting_for_space(self) -> bool: ...
+    @property
+    def committed_frame(self) -> int: ...
+    def set_observer(self, observer: StoreObserver) -> None: ...
+    def commit(self) -> int: ...
 
 
 class CommitParticipant(Protocol):
@@ -74,12 +94,13 @@ class GroupCommit:
         "_scheduled",
         "_store",
         "_streams_in_flight",
+        "memory",
         "pending_replies",
     )
 
     def __init__(
         self,
-        store: Store,
+        store: Frames,
         publisher: Publisher,
         call_soon: Callable[[Callable[[], None]], object],
         on_idle: Callable[[], None],
@@ -91,6 +112,8 @@ class GroupCommit:
         self._call_soon = call_soon
         self._on_idle = on_idle
         self._scheduled = False
+        #: The group commit of the streams in memory, which do not wait for the disk.
+        self.memory = self
         self.pending_replies = PendingReplies()
         self._replies_in_flight: list[OutboundMsg] = []
         self._dirty_streams: list[CommitParticipant] = []
@@ -112,6 +135,13 @@ class GroupCommit:
         if not self._scheduled and not self._store.in_flight:
             self._scheduled = True
             self._call_soon(self.commit)
+
+    def schedule_changed(self) -> None:
+        """Schedule the commits of file streams and of streams in memory, if there is anything to commit."""
+        if self._store.dirty:
+            self.schedule()
+        if self.memory is not self:
+            self.memory.schedule_changed()
 
     def reply_after_commit(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Publish once the open frame is durable."""
@@ -192,6 +222,12 @@ class GroupCommit:
                 dirty, self._dirty_streams = self._dirty_streams, []
                 self._publish_committed(run_all, messages, dirty)
 
+    def commit_all(self) -> None:
+        """Commit the open frames of file streams and of streams in memory."""
+        self.commit()
+        if self.memory is not self:
+            self.memory.commit()
+
     def on_frame_durable(self, frame: int) -> None:
         """Send what waited for this frame, and commit the next one."""
         messages, self._replies_in_flight = self._replies_in_flight, []
@@ -220,3 +256,19 @@ class GroupCommit:
         replies.messages.clear()
         self._replies_in_flight.clear()
         self._dirty_streams.clear()
+
+
+def make_group_commit(
+    store: Store,
+    publisher: Publisher,
+    call_soon: Callable[[Callable[[], None]], object],
+    on_idle: Callable[[], None],
+) -> GroupCommit:
+    """Return the group commit of a store's file streams, with that of its streams in memory."""
+    group_commit = GroupCommit(store, publisher, call_soon, on_idle)
+    group_commit.memory = GroupCommit(store.memory_frames, publisher, call_soon, _do_nothing)
+    return group_commit
+
+
+def _do_nothing() -> None:
+    """Idle work of streams in memory: none."""

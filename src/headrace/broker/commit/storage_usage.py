@@ -10,54 +10,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.storage import Store
+from headrace.storage import MemoryFrames, Store
 
 
 class StorageUsage:
     """Bytes by kind of storage, for one account."""
 
-    __slots__ = ("_frame", "_log_bytes", "_reserved", "_store", "_streams", "_total")
+    __slots__ = ("_counted_frames", "_frames", "_log_bytes", "_reserved", "_streams", "_total")
 
     def __init__(self, store: Store, streams: Mapping[str, Any]) -> None:
-        self._store = store
+        self._frames: dict[str, Store | MemoryFrames] = {"memory": store.memory_frames, "file": store}
         self._streams = streams
-        self._frame = -1  # the open frame at the last count
-        self._log_bytes: dict[Any, tuple[str, int]] = {}
+        self._counted_frames = {"memory": -1, "file": -1}  # the open frame at the last count
+        self._log_bytes: dict[str, dict[Any, int]] = {"memory": {}, "file": {}}
         self._total = {"memory": 0, "file": 0}
         self._reserved = {"memory": 0, "file": 0}
 
     def invalidate(self) -> None:
         """Count all streams at the next use, because one was added or removed."""
-        self._frame = -1
+        self._counted_frames = dict.fromkeys(self._counted_frames, -1)
 
     def reserve(self, storage: str, size: int, limit: int) -> bool:
         """Reserve `size` bytes; return whether usage stays within `limit`."""
-        if self._frame != self._store.frame_number:
-            self._recount()
+        if self._counted_frames[storage] != self._frames[storage].frame_number:
+            self._recount(storage)
         if self._total[storage] + self._reserved[storage] + size > limit:
             # Reserved bytes may be stored by now, or limits may have removed messages since: count before refusing.
-            self._recount()
+            self._recount(storage)
             if self._total[storage] + size > limit:
                 return False
         self._reserved[storage] += size
         return True
 
-    def _recount(self) -> None:
-        changed = self._store.get_changed_logs(self._frame)
+    def _recount(self, storage: str) -> None:
+        frames, log_bytes = self._frames[storage], self._log_bytes[storage]
+        changed = frames.get_changed_logs(self._counted_frames[storage])
         if changed is None:
-            self._recount_all()
+            self._recount_all(storage)
         else:
             for log in changed:
-                if log in self._log_bytes:
-                    storage, before = self._log_bytes[log]
-                    self._log_bytes[log] = (storage, log.bytes)
-                    self._total[storage] += log.bytes - before
-        self._frame = self._store.frame_number
-        self._reserved = dict.fromkeys(self._reserved, 0)
+                if log in log_bytes:
+                    self._total[storage] += log.bytes - log_bytes[log]
+                    log_bytes[log] = log.bytes
+        self._counted_frames[storage] = frames.frame_number
+        self._reserved[storage] = 0
 
-    def _recount_all(self) -> None:
-        streams = self._streams.values()
-        self._log_bytes = {stream.log: (stream.config.storage, stream.log.bytes) for stream in streams}
-        self._total = dict.fromkeys(self._total, 0)
-        for storage, size in self._log_bytes.values():
-            self._total[storage] += size
+    def _recount_all(self, storage: str) -> None:
+        logs = [stream.log for stream in self._streams.values() if stream.config.storage == storage]
+        self._log_bytes[storage] = {log: log.bytes for log in logs}
+        self._total[storage] = sum(self._log_bytes[storage].values())

@@ -88,7 +88,7 @@ class Consumer:
         self.router = jetstream.router
         self._timers = jetstream.timers
         self._clock = jetstream.clock
-        self._group_commit = jetstream.group_commit
+        self._group_commit = stream.group_commit
         self._advisories = jetstream.advisories
         self._ack_dispatcher = jetstream.ack_dispatcher
         self._delivery_scheduler = jetstream.delivery_scheduler

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace._native import AccountClock
+from headrace.broker.commit.group_commit import GroupCommit
 from headrace.broker.commit.jetstream_context import JetStreamContext
 from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.consumer_flush import ConsumerFlusher
@@ -88,6 +89,7 @@ class ConsumerStream(Protocol):
     name_bytes: bytes
     created_ns: int
     clock: AccountClock
+    group_commit: GroupCommit
     closed: bool
 
     @property

@@ -247,8 +247,7 @@ class ApiDispatcher:
     def _respond(self, received: RequestInProgress, response: bytes, *, failed: bool = False) -> None:
         jetstream, endpoint, request = self._jetstream, received.endpoint, received.request
         jetstream.api_total += not endpoint.private  # a response does not count its own request
-        if jetstream.store.dirty:
-            jetstream.group_commit.schedule()  # changes made before a failure have to become durable, too
+        jetstream.group_commit.schedule_changed()  # changes made before a failure have to become durable, too
         if request.reply:
             jetstream.group_commit.publish_when_all_durable(
                 request.reply, b"", request.response_header, response

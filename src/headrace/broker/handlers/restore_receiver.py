@@ -208,8 +208,7 @@ class BackupRestore:
         ) as problem:  # a backup is restored completely or not at all, whatever is wrong with it
             self.fail(f"{type(problem).__name__}: {problem}")
         self._limit_memory()
-        if jetstream.store.dirty:
-            self._group_commit.schedule()
+        self._group_commit.schedule_changed()
 
     def _process_chunk(self) -> None:
         reply, chunk = self._queue[0]

@@ -23,7 +23,8 @@ from headrace.broker.handlers.backup_reader import CONSUMERS_PREFIX, STATE_ENTRY
 from headrace.broker.sourcing.source_positions import make_key as origins_key
 from headrace.broker.sourcing.source_positions import parse_source_header
 from headrace.broker.streams import publish_checks, schedules
-from headrace.broker.streams.stream_metadata import config_key, dedup_key
+from headrace.broker.streams.dedup import DEDUP_KEY, dedup_key, dedup_range_key
+from headrace.broker.streams.stream_metadata import config_key
 from headrace.errors import ProtocolError, RequestError
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
 from headrace.jetstream_api.decode import decode_lenient
@@ -277,9 +278,10 @@ def discard(jetstream: ApiContext, log: StreamLog) -> None:
         unfinished_key_for(log),
         config_key(ident),
         dedup_key(ident),
+        dedup_range_key(ident),
         origins_key(ident),
     ]
-    for prefix in (consumer_storage.CONFIG_KEY, consumer_storage.ACK_STATE_KEY, schedules.KEY):
+    for prefix in (DEDUP_KEY, consumer_storage.CONFIG_KEY, consumer_storage.ACK_STATE_KEY, schedules.KEY):
         keys += metadata.keys(prefix + b"%d/" % ident)
     for key in keys:
         if metadata.get(key) is not None or metadata.get_operands(key):

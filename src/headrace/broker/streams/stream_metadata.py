@@ -8,7 +8,6 @@ from headrace.broker.streams.schedules import KEY as SCHEDULES_KEY
 from headrace.jetstream_api.configs import StreamConfig
 
 CONFIG_KEY = b"stream/"
-DEDUP_KEY = b"ids/"
 SWEEP_KEY = b"interest/"
 
 
@@ -22,11 +21,6 @@ class StreamRecord(msgspec.Struct):
 def config_key(ident: int) -> bytes:
     """Return the key of a stream's configuration; `ident` is that of its log."""
     return CONFIG_KEY + b"%d" % ident
-
-
-def dedup_key(ident: int) -> bytes:
-    """Return the key of a stream's message ids."""
-    return DEDUP_KEY + b"%d" % ident
 
 
 def sweep_key(ident: int) -> bytes:

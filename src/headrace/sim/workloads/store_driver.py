@@ -159,6 +159,8 @@ class StoreDriver:
 
     def commit(self) -> bool:
         """Submit the open frame, after the one in flight; nothing else is stepped."""
+        if self.store.memory_frames.dirty:
+            self.store.memory_frames.commit()
         self.wait_for_commit()
         if not self.store.dirty:
             return False

@@ -13,7 +13,7 @@ import msgspec
 from headrace.code_probes import sometimes
 from headrace.errors import CorruptData
 from headrace.storage.checkpoint_schema import SegmentState, StreamCheckpoint
-from headrace.storage.compressed_block import COMPRESSED_MAX
+from headrace.storage.compressed_block import COMPRESSED_MAX, FEATURE
 from headrace.storage.damage_report import Damage
 from headrace.storage.format import (
     BLOCK_HEADER_BYTES,
@@ -133,14 +133,14 @@ class FileLog(StreamLog):
 
     def _request_compression(self) -> None:
         if self.is_compressed:
-            self.context.compression.request()
+            self.context.features.request(FEATURE)
 
     def may_compress(self, block: RecordBlock) -> bool:
         """Return whether a block is to be compressed when it is written in the background."""
         return not block.direct and self._may_compress_bytes(BLOCK_HEADER_BYTES + block.used)
 
     def _may_compress_bytes(self, size: int) -> bool:
-        return self.is_compressed and self.context.compression.is_ready and size <= COMPRESSED_MAX
+        return self.is_compressed and self.context.features.is_ready(FEATURE) and size <= COMPRESSED_MAX
 
     # Blocks and segments
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from headrace.errors import StoreError
 from headrace.storage.damage_report import RecoveryReport
+from headrace.storage.feature_requests import FeatureRequests
 from headrace.storage.io.disk import Disk
-from headrace.storage.log.block_compression import BlockCompression
 from headrace.storage.native_records import OpenFrame, RecordBlock
 from headrace.storage.options import StoreOptions
 from headrace.storage.segments.segment import BlockCache, FileSegment
@@ -67,7 +67,7 @@ class LogContext:
     compactor: CompactionTrigger
     space: SpaceChecker
     report: RecoveryReport
-    compression: BlockCompression
+    features: FeatureRequests
     block_cache: BlockCache = field(init=False)
     closed_frame: OpenFrame = field(init=False)  # that of deleted logs: nothing can be appended
     #: Large messages that must be synced before the next frame.

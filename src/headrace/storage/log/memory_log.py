@@ -15,7 +15,7 @@ SEGMENT_BYTES_MAX = 4 << 20  # small, because a segment is repacked in one step
 
 
 class MemoryLog(StreamLog):
-    """A log in memory. Its changes are part of a frame like those of file logs, but nothing is written for them."""
+    """A log in memory; its changes are part of a frame, which is committed at once (see `MemoryFrames`)."""
 
     def __init__(
         self, open_frame: OpenFrame, ident: int, name: str, options: StoreOptions, first_seq: int

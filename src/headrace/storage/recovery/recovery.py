@@ -20,7 +20,6 @@ import msgspec
 from headrace.clock import Clock
 from headrace.code_probes import sometimes
 from headrace.errors import CorruptData, StoreFull, StorePoisoned
-from headrace.storage import compressed_block
 from headrace.storage.checkpoint.load import (
     LoadedCheckpoint,
     is_new_store,
@@ -125,7 +124,7 @@ class _Recovery:
         else:
             store = Store(self.disk, self.options, loaded.store_id, self.report)
             store.checkpointer.features = loaded.features
-            store.log_context.compression.is_ready = compressed_block.FEATURE in loaded.features
+            store.log_context.features.add_ready(loaded.features)
         journal = self._scan_journal(store, loaded)
         # Files dropped from now on wait for a newer checkpoint.
         store.checkpointer.number = self.newest_checkpoint

@@ -66,10 +66,10 @@ def test_a_message_does_not_cost_a_look_at_every_stream(monkeypatch: pytest.Monk
     broker, looks = made(50), 0
     count_all = StorageUsage._recount_all
 
-    def counted(self: StorageUsage) -> None:
+    def counted(self: StorageUsage, storage: str) -> None:
         nonlocal looks
         looks += 1
-        count_all(self)
+        count_all(self, storage)
 
     monkeypatch.setattr(StorageUsage, "_recount_all", counted)
     for number in range(100):

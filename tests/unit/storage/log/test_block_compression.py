@@ -95,9 +95,9 @@ def test_only_a_compressed_stream_needs_the_feature(tmp_path: Path) -> None:
     assert FEATURE not in store.checkpointer.features
     log = store.create("S")
     log.set_compression(True)
-    assert not store.log_context.compression.is_ready  # until the root that names it is durable
+    assert not store.log_context.features.is_ready("segments/s2")  # until the root that names it is durable
     fill(store, log, 200)
-    assert store.log_context.compression.is_ready
+    assert store.log_context.features.is_ready("segments/s2")
     store.close()
     store.disk.close()
     assert check(str(tmp_path)).features == [FEATURE]
@@ -194,14 +194,14 @@ def test_the_feature_is_requested_again_after_a_full_disk() -> None:
     log.set_compression(True)
     commit(store) if store.dirty else disk.drain()
     disk.drain()
-    assert not store.log_context.compression.is_ready
+    assert not store.log_context.features.is_ready("segments/s2")
     disk.faults.clear()
     store.checkpoint()
     for number in range(200):
         log.append(b"s", b"", payload(number), 1)
         commit(store)
         disk.drain()
-    assert store.log_context.compression.is_ready
+    assert store.log_context.features.is_ready("segments/s2")
     assert content(log) == expected(200)
 
 

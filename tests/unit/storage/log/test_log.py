@@ -78,7 +78,8 @@ class Machine:
     def commit(self) -> None:
         commit(self.store)
         assert self.log.committed_seq == self.naive.last
-        assert self.log.changed_frame <= self.store.committed_frame
+        frames = self.store.memory_frames if self.memory else self.store
+        assert self.log.changed_frame <= frames.committed_frame
 
     def checkpoint(self) -> None:
         self.store.checkpoint()

@@ -1,0 +1,68 @@
+"""Frames of the logs in memory: they wait for no disk, so a frame is committed as soon as it is sealed.
+
+Owns the open frame of all memory logs of a store. They have frames of their own, so that nobody who publishes to a stream
+in memory waits for the disk on behalf of others. A store that has failed commits these frames no more either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.storage.native_records import LogWriter, OpenFrame, build_frame_body, mark_committed
+
+if TYPE_CHECKING:
+    from headrace.errors import StoreError
+    from headrace.storage.store_observer import StoreObserver
+
+
+class MemoryFrames:
+    """The frames of memory logs, with the interface that group commit needs of a store."""
+
+    in_flight = False
+    waiting_for_space = False
+
+    def __init__(self) -> None:
+        #: Why the store accepts nothing any more, set by the store.
+        self.poisoned: StoreError | None = None
+        self._observer: StoreObserver | None = None
+        self._sealed_logs: list[LogWriter] = []
+        self.open_frame = OpenFrame(self._extend)
+        self.committed_frame = 0
+
+    def set_observer(self, observer: StoreObserver) -> None:
+        """Set the observer that is called from now on."""
+        self._observer = observer
+
+    @property
+    def frame_number(self) -> int:
+        return self.open_frame.number
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self.open_frame.dirty_logs)
+
+    def get_changed_logs(self, since: int) -> list[LogWriter] | None:
+        """Return the logs that changed in frame `since` or later; None if that frame is too long ago to say."""
+        number, dirty_logs = self.open_frame.number, self.open_frame.dirty_logs
+        if since == number:
+            return dirty_logs
+        return [*self._sealed_logs, *dirty_logs] if since == number - 1 else None
+
+    def commit(self) -> int:
+        """Commit the open frame, and notify the observer."""
+        self._extend(0)
+        open_frame = self.open_frame
+        logs, open_frame.dirty_logs = open_frame.dirty_logs, []
+        build_frame_body(logs)
+        self.committed_frame = open_frame.number
+        open_frame.number += 1
+        open_frame.pending_bytes = 0
+        mark_committed(logs)
+        self._sealed_logs = logs
+        if self._observer is not None:
+            self._observer.on_frame_durable(self.committed_frame)
+        return self.committed_frame
+
+    def _extend(self, _: int) -> None:
+        if self.poisoned is not None:
+            raise self.poisoned
