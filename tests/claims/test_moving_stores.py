@@ -18,13 +18,21 @@ from headrace.claims import (
     FolderStore,
     MemoryStore,
     Received,
+    StoreUnavailable,
     Ttl,
     consumer,
     from_mapping,
     open_store,
     published_config,
 )
-from headrace.claims.stores import CombinedStore, ObjectStore, ObjectStoreError, StaticAttributes
+from headrace.claims.stores import (
+    AccessDenied,
+    CombinedStore,
+    ObjectMissing,
+    ObjectStore,
+    ObjectStoreError,
+    StaticAttributes,
+)
 
 HOUR = 3600
 TTL = Ttl(2 * HOUR, True, 0, 600)
@@ -155,6 +163,46 @@ async def test_a_store_that_fails_is_not_taken_for_one_without_the_object() -> N
     with pytest.raises(ObjectStoreError) as caught:
         await combined.get("a")
     assert type(caught.value) is ObjectStoreError
+
+
+@pytest.mark.parametrize("denying", [0, 1])
+async def test_a_store_that_denies_access_is_named_and_hides_no_object(denying: int) -> None:
+    """S3 denies access to missing objects too, if the credentials do not allow listing the bucket."""
+    stores = [Faulty(MemoryStore("old")), Faulty(MemoryStore("new"))]
+    for each in stores:
+        await each.ensure_bucket()
+    store = CombinedStore(stores[0], [stores[1]])  # type: ignore[arg-type, list-item]
+    for operation in ("get", "head", "exists"):
+        stores[denying].fail(operation, AccessDenied("'a/key': the credentials do not allow it"))
+    name = ("old", "new")[denying]
+    for read in (store.get, store.head, store.exists):
+        with pytest.raises(AccessDenied, match=rf"bucket '{name}': 'a/key': the credentials"):
+            await read("a/key")
+    await stores[1 - denying].put("a/key", b"x", StaticAttributes())
+    assert b"".join([bytes(chunk) async for chunk in await store.get("a/key")]) == b"x"
+    assert (await store.head("a/key")).size == 1
+    assert await store.exists("a/key")
+    stores[denying].heal()
+    assert not await store.exists("a/other")
+    with pytest.raises(ObjectMissing):
+        await store.get("a/other")
+
+
+async def test_a_claim_is_read_from_the_store_that_does_not_deny_access(world: ClaimsHarness) -> None:
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    old, new = Faulty(MemoryStore("old", world.clock)), Faulty(MemoryStore("new", world.clock))
+    sender = await world.claims(ttl=TTL, objects=old, bucket="old", backend="memory")
+    await sender.producer.publish(f"{stream}.a", LARGE)
+    combined = CombinedStore(new, [old])  # type: ignore[arg-type, list-item]
+    further = [{"bucket": "old"}]
+    moved = await world.claims(ttl=TTL, objects=combined, bucket="new", backend="memory", read_from=further)
+    new.fail("get", AccessDenied("the credentials do not allow it"))
+    message = await world.next(stream, "c")
+    assert (await moved.consumer.read(message)).data == LARGE
+    old.fail("get", ObjectMissing("there is no such object"))
+    with pytest.raises(StoreUnavailable, match="bucket 'new': the credentials do not allow it"):
+        await moved.consumer.read(message)
 
 
 async def test_a_combined_store_lists_in_key_order() -> None:

@@ -19,6 +19,7 @@ from headrace.claims.stores.object_store import (
     ObjectInfo,
     ObjectMissing,
     ObjectStore,
+    ObjectStoreError,
 )
 
 _T = TypeVar("_T")
@@ -61,10 +62,15 @@ class CombinedStore:
         return await self._find(lambda store: store.head(key))
 
     async def exists(self, key: str) -> bool:
-        for store in self._stores:
-            if await store.exists(key):
-                return True
-        return False
+        async def confirm(store: ObjectStore) -> bool:
+            if not await store.exists(key):
+                raise ObjectMissing(f"there is no object {key!r}")
+            return True
+
+        try:
+            return await self._find(confirm)
+        except ObjectMissing:
+            return False
 
     async def delete(self, keys: Sequence[str]) -> None:
         await asyncio.gather(*(store.delete(keys) for store in self._stores))
@@ -105,10 +111,17 @@ class CombinedStore:
             await store.close()
 
     async def _find(self, read: Callable[[ObjectStore], Awaitable[_T]]) -> _T:
-        """Read from the first store that has the object; raise `ObjectMissing` only if every store says so."""
-        for store in self._stores[:-1]:
+        """Read from the first store that has the object; raise `ObjectMissing` only if every store says so.
+
+        A store that fails or denies access may have it, or another one: some stores deny access to what they lack.
+        """
+        failures: list[ObjectStoreError] = []
+        for store in self._stores:
             try:
                 return await read(store)
-            except ObjectMissing:
-                continue
-        return await read(self._stores[-1])
+            except ObjectMissing as error:
+                missing = error
+            except ObjectStoreError as error:
+                failures.append(type(error)(f"bucket {store.bucket!r}: {error}"))
+                failures[-1].__cause__ = error
+        raise failures[0] if failures else missing
