@@ -104,7 +104,7 @@ def young_orphans_collected(patch: Patch) -> None:
 
 
 def checksums_not_compared(patch: Patch) -> None:
-    async def unverified(found: Any, stored: Any) -> Any:
+    async def unverified(found: Any, stored: Any, stored_hash: Any) -> Any:
         async for piece in stored:
             yield piece
 

@@ -39,6 +39,7 @@ from headrace.claims.metrics import Metrics
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Registry
 from headrace.claims.stores import ObjectMissing, ObjectStore, ObjectStoreError
+from headrace.claims.stores.object_store import READ_BYTES, ObservableChunks
 from headrace.claims.streaming_upload import NO_THREAD_MAX_BYTES, prefetch, run_in_thread_if_large
 from headrace.clock import Clock
 from headrace.deprecation import renamed_names
@@ -101,7 +102,8 @@ class ClaimConsumer:
 
     async def read(self, message: Msg) -> Received:
         """Return the complete, verified payload. Raises `Expired`, `ClaimNotFound`, `ChecksumMismatch`, `TooLarge`, ..."""
-        data = b"".join([bytes(chunk) async for chunk in self.stream(message)])
+        chunks = [chunk async for chunk in self.stream(message)]
+        data = await run_in_thread_if_large(sum(map(len, chunks)), b"".join, chunks)
         headers = dict(message.headers or {})
         content_type = headers.get(references.CONTENT_TYPE, "")
         reference = None
@@ -291,7 +293,24 @@ async def fetch(store: ObjectStore, reference: Reference) -> AsyncIterator[Chunk
         raise ClaimNotFound(f"claim {claim_id} is not in the store: {error}", claim_id) from error
     except ObjectStoreError as error:
         raise StoreUnavailable(f"claim {claim_id}: {error}", claim_id) from error
-    async for chunk in _verify(reference, _map_store_errors(stored, claim_id)):
+    stored_hash = hashlib.sha256()
+    chunks = _map_store_errors(stored, claim_id)
+    if reference.stored_size <= READ_BYTES and isinstance(stored, ObservableChunks):
+        stored.set_observer(stored_hash.update)  # one piece: read and hashed in one thread
+    else:
+        chunks = _hash_chunks(chunks, reference.stored_size, stored_hash)
+    async for chunk in _verify(reference, chunks, stored_hash):
+        yield chunk
+
+
+async def _hash_chunks(
+    chunks: AsyncIterator[Chunk], stored_size: int, stored_hash: Hash
+) -> AsyncIterator[Chunk]:
+    """Yield the same chunks, hashed; the next one is fetched meanwhile."""
+    if stored_size > NO_THREAD_MAX_BYTES:
+        chunks = prefetch(chunks)  # in one piece there is nothing to prefetch
+    async for chunk in chunks:
+        await run_in_thread_if_large(len(chunk), stored_hash.update, chunk)
         yield chunk
 
 
@@ -303,19 +322,18 @@ async def _map_store_errors(stored: AsyncIterator[Chunk], claim_id: str) -> Asyn
         raise StoreUnavailable(f"reading claim {claim_id} failed: {error}", claim_id) from error
 
 
-async def _verify(reference: Reference, stored: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    """Hash stored bytes as they arrive and original bytes as they leave; both must match the reference."""
+async def _verify(
+    reference: Reference, stored: AsyncIterator[Chunk], stored_hash: Hash
+) -> AsyncIterator[Chunk]:
+    """Count stored bytes, which are hashed already, and hash original bytes; both must match the reference."""
     claim_id = reference.claim_id
-    stored_hash, original_hash = hashlib.sha256(), hashlib.sha256()
+    original_hash = hashlib.sha256()
     is_uncompressed = reference.compression == "none"
     decompressor = Decompressor(reference.compression, reference.original_size)
     size = stored_size = 0
-    if reference.stored_size > NO_THREAD_MAX_BYTES:
-        stored = prefetch(stored)  # in one piece there is nothing to prefetch
     try:
         async for data in stored:
             stored_size += len(data)
-            await run_in_thread_if_large(len(data), stored_hash.update, data)
             if is_uncompressed:
                 chunks = _check_size(decompressor, data)
             else:
@@ -344,17 +362,18 @@ async def _check_size(decompressor: Decompressor, data: Chunk) -> AsyncIterator[
 
 
 async def _decompress(chunks: Iterator[Chunk], original_hash: Hash) -> AsyncIterator[Chunk]:
-    """Yield what a stored piece decompresses to, hashed; in a thread, so that the event loop is not blocked."""
-
-    def work() -> Chunk | None:
-        chunk = next(chunks, None)
-        if chunk is not None:
-            original_hash.update(chunk)
-        return chunk
-
+    """Yield what a stored piece decompresses to, in threads: each chunk is hashed while the next is decompressed."""
     loop = asyncio.get_running_loop()
-    while (chunk := await loop.run_in_executor(None, work)) is not None:
-        yield chunk
+    hashing: asyncio.Future[None] | None = None
+    try:
+        while (chunk := await loop.run_in_executor(None, next, chunks, None)) is not None:
+            if hashing is not None:
+                await hashing
+            hashing = loop.run_in_executor(None, original_hash.update, chunk)
+            yield chunk
+    finally:
+        if hashing is not None:
+            await hashing
 
 
 if not TYPE_CHECKING:

@@ -23,11 +23,12 @@ NO_THREAD_MAX_BYTES = 1024 * 1024
 _COMPRESS_NO_THREAD_MAX_BYTES = 64 * 1024
 #: Pieces of at least this size are passed on as they are; smaller ones are joined.
 _JOIN_BELOW_BYTES = 1024 * 1024
+_D = TypeVar("_D")
 _T = TypeVar("_T")
 
 
-async def run_in_thread_if_large(size: int, work: Callable[[Chunk], _T], data: Chunk) -> _T:
-    """Process a piece: here if it is small, otherwise in a thread, so that the event loop is not blocked."""
+async def run_in_thread_if_large(size: int, work: Callable[[_D], _T], data: _D) -> _T:
+    """Process data of that size: here if it is small, otherwise in a thread, so that the event loop is not blocked."""
     if size <= NO_THREAD_MAX_BYTES:
         return work(data)
     return await asyncio.get_running_loop().run_in_executor(None, work, data)
@@ -54,6 +55,9 @@ class PayloadEncoder:
 
     def encode_chunk(self, data: Chunk) -> Chunk:
         self._original_hash.update(data)
+        return self._compress(data)
+
+    def _compress(self, data: Chunk) -> Chunk:
         self.original_size += len(data)
         return self._count_output(self._compressor.compress(data) if self._compressor else data)
 
@@ -71,7 +75,7 @@ class PayloadEncoder:
         """Yield the payload as it is stored, hashed and compressed; large chunks are processed in a thread."""
         async for data in source:
             if self._compressor and len(data) > _COMPRESS_NO_THREAD_MAX_BYTES:
-                out = await asyncio.get_running_loop().run_in_executor(None, self.encode_chunk, data)
+                out = await self._compress_in_threads(data)
             else:
                 out = await run_in_thread_if_large(len(data), self.encode_chunk, data)
             if len(out):
@@ -79,6 +83,15 @@ class PayloadEncoder:
         out = await asyncio.to_thread(self.finish) if self._compressor else self.finish()
         if len(out):
             yield out
+
+    async def _compress_in_threads(self, data: Chunk) -> Chunk:
+        """Compress in one thread and hash the original in another, so that hashing takes no additional time."""
+        loop = asyncio.get_running_loop()
+        hashing = loop.run_in_executor(None, self._original_hash.update, data)
+        try:
+            return await loop.run_in_executor(None, self._compress, data)
+        finally:
+            await hashing
 
 
 def get_payload_size(payload: Payload) -> int | None:

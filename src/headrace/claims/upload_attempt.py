@@ -1,15 +1,16 @@
 """One attempt to upload a payload: names its object, stores it, registers its record, and removes both on failure.
 
-Payloads that fit into one request are stored and registered at the same time; longer ones are registered after the
-upload, when their size and checksum are known. Must not know whether, or how, the reference is published.
+Payloads that fit into one request are stored and registered at the same time, as soon as their checksum is known; longer
+ones are registered after the upload. Must not know whether, or how, the reference is published.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from headrace.claims import reference as references
@@ -22,7 +23,8 @@ from headrace.claims.jetstream_client import RequestTimeout
 from headrace.claims.metrics import Metrics
 from headrace.claims.records import ClaimEntry
 from headrace.claims.registry import Registry, metadata_ttl_s
-from headrace.claims.stores import Chunk, ObjectStore, ObjectStoreError
+from headrace.claims.stores import Attributes, Chunk, ObjectStore, ObjectStoreError
+from headrace.claims.stores.object_store import SINGLE_PUT_MAX_BYTES, Metadata
 from headrace.claims.streaming_upload import (
     Payload,
     PayloadEncoder,
@@ -95,6 +97,8 @@ class UploadAttempt:
 
     async def _store_and_register(self) -> ClaimEntry:
         claim, store = self._claim, self._context.store
+        if (whole := self._get_whole_payload()) is not None:
+            return await self._store_while_hashing(whole)
         encoded = await buffer_small(claim.encoder.encode(iter_chunks(self._payload)))
         if isinstance(encoded, bytes | bytearray | memoryview):
             return await self._store_while_registering(encoded)
@@ -106,15 +110,48 @@ class UploadAttempt:
             await self._context.rollback.run(entry)
             raise
 
+    def _get_whole_payload(self) -> Chunk | None:
+        """Return a payload that the store can write before its checksum is known; None if that is impossible."""
+        payload, is_compressed = self._payload, self._claim.encoder.compression != "none"
+        if is_compressed or not getattr(self._context.store, "has_late_metadata", False):
+            return None
+        if not isinstance(payload, bytes | bytearray | memoryview) or len(payload) > SINGLE_PUT_MAX_BYTES:
+            return None
+        return memoryview(payload)
+
+    async def _store_while_hashing(self, data: Chunk) -> ClaimEntry:
+        """Write the object and hash it in the same thread; register the record while the store makes it durable."""
+        loop, claim = asyncio.get_running_loop(), self._claim
+        hashed: asyncio.Future[None] = loop.create_future()
+
+        def make_metadata() -> Metadata:
+            claim.encoder.encode_chunk(data)
+            claim.encoder.finish()
+            with contextlib.suppress(RuntimeError):  # the program ends, and its event loop is closed
+                loop.call_soon_threadsafe(_finish, hashed)
+            return claim.metadata()
+
+        async def store() -> None:
+            try:
+                await self._put(data, replace(claim.attributes, make_metadata=make_metadata))
+            finally:
+                hashed.cancel()
+
+        async def register() -> ClaimEntry:
+            await hashed
+            return await self._register(claim.make_entry())
+
+        return await self._reconcile(*await asyncio.gather(store(), register(), return_exceptions=True))
+
     async def _store_while_registering(self, data: Chunk) -> ClaimEntry:
         """Register the record while the store writes: everything is known already."""
         claim = self._claim
-        store, replaces = self._context.store, self._may_repeat
-        put = partial(store.put, claim.key, data, claim.attributes, replace=replaces)
-        stored, registered = await asyncio.gather(
-            self._put_object(put), self._register(claim.make_entry()), return_exceptions=True
-        )
-        return await self._reconcile(stored, registered)
+        put, register = self._put(data, claim.attributes), self._register(claim.make_entry())
+        return await self._reconcile(*await asyncio.gather(put, register, return_exceptions=True))
+
+    async def _put(self, data: Chunk, attributes: Attributes) -> None:
+        store, key = self._context.store, self._claim.key
+        await self._put_object(partial(store.put, key, data, attributes, replace=self._may_repeat))
 
     async def _reconcile(
         self, stored: BaseException | None, registered: ClaimEntry | BaseException
@@ -152,3 +189,8 @@ class UploadAttempt:
             raise StoreUnavailable(f"the payload could not be stored: {error}") from error
         metrics.upload_duration.labels(namespace).observe(time.perf_counter() - self._started)
         metrics.upload_bytes.labels(namespace).observe(self._claim.encoder.stored_size)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

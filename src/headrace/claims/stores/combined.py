@@ -37,6 +37,10 @@ class CombinedStore:
         self._upload_stores: dict[str, ObjectStore] = {}
 
     @property
+    def has_late_metadata(self) -> bool:
+        return getattr(self._primary, "has_late_metadata", False)
+
+    @property
     def lifecycle(self) -> Lifecycle | None:
         return self._primary.lifecycle
 

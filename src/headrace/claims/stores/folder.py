@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class FolderStore:
     """A bucket that is the folder `root/bucket`; `sync=False` trades durability for speed."""
 
     lifecycle = None
+    has_late_metadata = True
 
     def __init__(
         self, root: str | os.PathLike[str], bucket: str = "claims", *, sync: bool = True, xattrs: bool = True
@@ -88,8 +89,7 @@ class FolderStore:
 
     async def get(self, key: str) -> AsyncIterator[Chunk]:
         with _map_errors(key):
-            file = self._get_path(key).open("rb", buffering=0)
-        return _iter_chunks(file)
+            return _FileChunks(FileIO(self._get_path(key)))
 
     async def head(self, key: str) -> ObjectInfo:
         path = self._get_path(key)
@@ -154,7 +154,7 @@ class FolderStore:
         temporary = self._new_temporary_path()
         try:
             with _map_errors(key), temporary.open("xb", buffering=0) as file:
-                _write(file.fileno(), data)
+                self._write_chunk(file.fileno(), data)
                 self._commit_file(file.fileno(), temporary, key, attributes, replace)
         finally:
             temporary.unlink(missing_ok=True)
@@ -163,16 +163,22 @@ class FolderStore:
         """Write one chunk while the next is prepared, and let the disk start before the last one is written."""
         writing: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
-        write = _write_and_flush if self._sync and hasattr(os, "posix_fadvise") else _write
         try:
             async for chunk in chunks:
                 if writing is not None:
                     await writing
-                writing = loop.run_in_executor(None, write, descriptor, chunk)
+                writing = loop.run_in_executor(None, self._write_chunk, descriptor, chunk)
         finally:
             if writing is not None:
                 with _map_errors(key):
                     await writing
+
+    def _write_chunk(self, descriptor: int, data: Chunk) -> None:
+        """Write, and let the disk start: what is done before the sync takes no additional time."""
+        if self._sync and hasattr(os, "posix_fadvise"):
+            _write_and_flush(descriptor, data)
+        else:
+            _write(descriptor, data)
 
     def _commit_file(
         self, descriptor: int, temporary: Path, key: str, attributes: Attributes, replace: bool
@@ -342,16 +348,44 @@ def _write_and_flush(descriptor: int, data: Chunk) -> None:
     os.posix_fadvise(descriptor, end - len(data), len(data), os.POSIX_FADV_DONTNEED)
 
 
-async def _iter_chunks(file: FileIO) -> AsyncIterator[Chunk]:
-    """`file` closes when the iterator does."""
-    with file:
-        remaining = os.fstat(file.fileno()).st_size
-        while remaining > 0:
-            chunk = await asyncio.to_thread(file.read, min(READ_BYTES, remaining))
-            if not chunk:
-                return  # truncated meanwhile; readers check the length
-            remaining -= len(chunk)
-            yield chunk
+class _FileChunks:
+    """Chunks of a file, each read and observed in a thread; the file closes at its end, on an error, or with this."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._remaining = os.fstat(file.fileno()).st_size
+        self._on_chunk: Callable[[Chunk], None] | None = None
+
+    def set_observer(self, on_chunk: Callable[[Chunk], None]) -> None:
+        self._on_chunk = on_chunk
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    async def __anext__(self) -> Chunk:
+        if self._remaining > 0:
+            chunk = await asyncio.get_running_loop().run_in_executor(None, self._read)
+            if chunk:
+                return chunk
+        self._file.close()
+        raise StopAsyncIteration
+
+    def _read(self) -> bytes:
+        """Return the next chunk; nothing if the file was truncated meanwhile: readers check the length."""
+        try:
+            chunk = self._file.read(min(READ_BYTES, self._remaining)) or b""
+            self._remaining -= len(chunk)
+            if chunk and self._on_chunk is not None:
+                self._on_chunk(chunk)
+        except BaseException:
+            self._file.close()
+            raise
+        if not self._remaining:
+            self._file.close()
+        return chunk
 
 
 def _take_page(walk: Iterator[ObjectInfo], count: int) -> list[ObjectInfo]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headrace.errors import ClaimError
 
@@ -103,8 +103,23 @@ class StaticAttributes:
         return self.make_metadata() if self.make_metadata else self.static_metadata
 
 
+@runtime_checkable
+class ObservableChunks(Protocol):
+    """The bytes of an object, from a store that passes each chunk to an observer in the thread that reads it."""
+
+    def set_observer(self, on_chunk: Callable[[Chunk], None]) -> None:
+        """Call `on_chunk` with each chunk, in order, before it is returned; call this before the first one."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+    async def __anext__(self) -> Chunk: ...
+
+
 class ObjectStore(Protocol):
-    """One bucket of an object store."""
+    """One bucket of an object store.
+
+    A store with `has_late_metadata` calls `Attributes.metadata` of a `put` in a thread, after the data was written and
+    before it is durable.
+    """
 
     bucket: str
 

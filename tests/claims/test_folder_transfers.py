@@ -1,0 +1,111 @@
+"""A folder store hashes payloads in its threads: what was promised is durable, and failures leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness
+from headrace.claims import ChecksumMismatch, FolderStore, StoreUnavailable
+from headrace.claims.stores import StaticAttributes, folder
+
+NO_SPACE = OSError(28, "No space left on device")
+
+
+class PatchedOs:
+    """The module `os` for the folder store only, because the server may run in this process."""
+
+    def __init__(self, **replaced: Any) -> None:
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+async def count_messages(world: ClaimsHarness, stream: str) -> int:
+    return int((await world.wire.api_request(f"STREAM.INFO.{stream}"))["state"]["messages"])
+
+
+async def test_a_reference_is_published_only_after_its_object_is_durable(
+    world: ClaimsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = await world.stream()
+    claims = await world.claims(objects=FolderStore(world.folder, "claims", sync=True))
+    may_sync = threading.Event()
+
+    def sync_when_allowed(descriptor: int) -> None:
+        assert may_sync.wait(TIMEOUT_S)
+        os.fdatasync(descriptor)
+
+    monkeypatch.setattr(folder, "os", PatchedOs(fdatasync=sync_when_allowed))
+    publishing = asyncio.create_task(claims.producer.publish(f"{stream}.a", LARGE))
+    async with asyncio.timeout(TIMEOUT_S):
+        while not (found := [entry async for page in claims.registry.scan(world.name) for entry in page]):
+            await asyncio.sleep(0.01)
+    assert not await claims.store.exists(found[0].object_key)
+    assert await count_messages(world, stream) == 0
+    may_sync.set()
+    published = await publishing
+    assert published.reference is not None
+    assert published.reference.checksum == hashlib.sha256(LARGE).hexdigest()
+    info = await claims.store.head(found[0].object_key)
+    assert info.metadata["prism-checksum"] == published.reference.checksum
+    assert info.metadata["prism-original-size"] == str(len(LARGE))
+    assert await count_messages(world, stream) == 1
+
+
+@pytest.mark.parametrize("name", ["write", "fdatasync", "link"])
+async def test_a_write_that_fails_leaves_neither_object_nor_record(
+    world: ClaimsHarness, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Before the checksum is known, while the record is stored, and at the end."""
+    stream = await world.stream()
+    claims = await world.claims(objects=FolderStore(world.folder, "claims", sync=True))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise NO_SPACE
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "os", PatchedOs(**{name: fail}))
+        with pytest.raises(StoreUnavailable, match="No space left"):
+            await claims.producer.publish(f"{stream}.a", LARGE)
+    assert [entry async for page in claims.registry.scan(world.name) for entry in page] == []
+    assert [page async for page in claims.store.list(f"{world.name}/")] == []
+    assert await claims.store.uploads() == []
+    assert await count_messages(world, stream) == 0
+    await claims.producer.publish(f"{stream}.a", LARGE)
+
+
+@pytest.mark.parametrize("size", [100_000, 5 * 1024 * 1024])
+async def test_a_changed_file_is_never_returned(world: ClaimsHarness, size: int) -> None:
+    """In one piece, which the reading thread hashes, and in several."""
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    claims = await world.claims()
+    payload = os.urandom(size)
+    published = await claims.producer.publish(f"{stream}.a", payload)
+    assert published.reference is not None
+    message = await world.next(stream, "c")
+    assert (await claims.consumer.read(message)).data == payload
+    path = world.folder / claims.config.bucket / published.reference.object_key
+    path.write_bytes(payload[:-1] + bytes([payload[-1] ^ 1]))
+    with pytest.raises(ChecksumMismatch):
+        await claims.consumer.read(message)
+
+
+async def test_a_reader_that_stops_closes_the_file(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, "b", sync=False)
+    await store.ensure_bucket()
+    await store.put("n/key", bytes(5 * 1024 * 1024), StaticAttributes())
+    chunks: Any = await store.get("n/key")
+    await anext(chunks)
+    file = chunks._file
+    assert not file.closed
+    del chunks
+    assert file.closed
