@@ -353,14 +353,16 @@ async def bench_floors(connection: Any, folder: Path, count: int) -> None:
         await _unread(claims, stream, numbers)
     clock.advance(3600)
     for name in ("all messages", "one message deleted"):
-        started = time.perf_counter()
+        if name != "all messages":
+            await claims.jetstream.api_request(f"STREAM.MSG.DELETE.{stream}", {"seq": count // 2})
+        started, busy = time.perf_counter(), time.process_time()
         report = await claims.collector.collect()
-        spent = time.perf_counter() - started
+        spent, busy = time.perf_counter() - started, time.process_time() - busy
         print(
-            f"swept {report.live} unread claims ({name}) in {spent:.2f} s: {report.live / spent:,.0f}/s",
+            f"swept {report.live} unread claims ({name}) in {spent:.2f} s: {report.live / spent:,.0f}/s "
+            f"({report.live / busy:,.0f} per second of CPU time)",
             flush=True,
         )
-        await claims.jetstream.api_request(f"STREAM.MSG.DELETE.{stream}", {"seq": count // 2})
     await claims.close()
 
 
