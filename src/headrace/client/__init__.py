@@ -21,7 +21,9 @@ from headrace.client.context import JetStream
 from headrace.client.key_value import KeyValue
 from headrace.client.kv_config import BucketConfig, BucketStatus
 from headrace.client.kv_entry import Entry, Operation
+from headrace.client.message_errors import FailedMessage, MessagesNotStored
 from headrace.client.outgoing_message import Message
+from headrace.client.publisher import Publisher
 from headrace.client.sourcing_consumer import source_through
 from headrace.client.watch import Watcher
 
@@ -36,12 +38,15 @@ __all__ = [
     "ConsumerInfo",
     "ConsumerReset",
     "Entry",
+    "FailedMessage",
     "JetStream",
     "KeyValue",
     "Message",
     "Messages",
+    "MessagesNotStored",
     "Operation",
     "PriorityPolicy",
+    "Publisher",
     "StreamConfig",
     "StreamConsumerSource",
     "StreamInfo",

@@ -8,11 +8,11 @@ Knows the headers of the protocol; must not know key-value buckets.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from nats.js.api import PubAck
 
@@ -351,8 +351,3 @@ class Batch:
 
 def make_too_large_error(limit: int = MAX_MESSAGES) -> BatchTooLarge:
     return BatchTooLarge.refuse(f"a batch has at most {limit} messages")
-
-
-def to_messages(messages: Iterable[Message | tuple[Any, ...]]) -> list[Message]:
-    """Convert messages, or tuples (subject, payload) or (subject, payload, headers), to messages."""
-    return [each if isinstance(each, Message) else Message(*each) for each in messages]

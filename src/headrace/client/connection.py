@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 import nats.aio.client
 
@@ -16,6 +16,10 @@ class Client(nats.aio.client.Client):
     def jetstream(self, **opts: Any) -> JetStream:
         """Return a JetStream context; options `prefix`, `domain`, `timeout` in seconds and nats-py's others."""
         return JetStream(self, **opts)
+
+    async def __aenter__(self) -> Self:
+        """Return the connection, which is closed at the end of the context."""
+        return self
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         """Write the buffered commands, then the PING.

@@ -16,7 +16,7 @@ from nats.aio.client import Client as NATS
 from nats.js import JetStreamContext, api
 
 from headrace.client import kv_config, sourcing_consumer
-from headrace.client.batch import Batch, BatchAck, to_messages
+from headrace.client.batch import Batch, BatchAck
 from headrace.client.configs import ConsumerConfig, ConsumerInfo, StreamInfo
 from headrace.client.consume import Messages
 from headrace.client.consume_options import make_options
@@ -34,7 +34,10 @@ from headrace.client.errors import (
 from headrace.client.key_value import KeyValue
 from headrace.client.kv_config import BucketConfig, BucketStatus
 from headrace.client.kv_entry import check_bucket
-from headrace.client.outgoing_message import Message
+from headrace.client.outgoing_message import Message, to_messages
+from headrace.client.publish_failures import OnError
+from headrace.client.publisher import Publisher
+from headrace.client.publisher_options import PublisherOptions
 from headrace.client.response_mux import ReplyInbox
 
 
@@ -136,6 +139,24 @@ class JetStream(JetStreamContext):
         Options as for `batch`. Too many messages for one batch are rejected before anything is sent.
         """
         return await Batch(self, **options).send_all(to_messages(messages))
+
+    def publisher(
+        self,
+        stream: str | None = None,
+        *,
+        max_pending: int = 4096,
+        max_bytes: int = 8 * 1024 * 1024,
+        timeout: float = 10.0,
+        on_error: OnError | None = None,
+    ) -> Publisher:
+        """Return a publisher for many messages, as a context: `async with js.publisher("ORDERS") as publisher:`.
+
+        With the name of a stream that has `allow_batched`, one reply acknowledges many messages, which is much faster.
+        `on_error(failure)` is called for each message that is not stored, with `failure.message` and `failure.error`;
+        without it `MessagesNotStored` is raised. The rest is described in `PublisherOptions`.
+        """
+        options = PublisherOptions(max_pending=max_pending, max_bytes=max_bytes, timeout_s=timeout)
+        return Publisher(self, stream, options, on_error)
 
     # Consuming
 

@@ -14,6 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 import nats.errors
 import nats.js.errors as theirs
 
+from headrace.client.message_errors import DecodeFailed as DecodeFailed
+from headrace.client.message_errors import InvalidSubject as InvalidSubject
+from headrace.client.message_errors import MessagesNotStored as MessagesNotStored
 from headrace.errors import HeadraceError
 
 

@@ -5,9 +5,9 @@ Owns the header names and their values; must not know connections or batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from nats.js.api import Header
 
@@ -25,6 +25,17 @@ EXPECTED_STREAM = Header.EXPECTED_STREAM.value
 MSG_ID = Header.MSG_ID.value
 ROLLUP = Header.ROLLUP.value
 TTL = Header.MSG_TTL.value
+
+
+class MessageOptions(TypedDict, total=False):
+    """What a publisher may ask of the stream, as keyword arguments; `Message` says what each means."""
+
+    expect_last_sequence: int | None
+    expect_last_subject_sequence: int | None
+    expect_last_subject: str | None
+    ttl: Duration | None
+    msg_id: str | None
+    stream: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +83,8 @@ class Message:
 def normalize_headers(headers: Mapping[Any, Any] | None) -> dict[str, str]:
     """Return headers with plain text names: nats-py's `Header` names are an enumeration."""
     return {str(getattr(name, "value", name)): str(value) for name, value in (headers or {}).items()}
+
+
+def to_messages(messages: Iterable[Message | tuple[Any, ...]]) -> list[Message]:
+    """Convert messages, or tuples (subject, payload) or (subject, payload, headers), to messages."""
+    return [each if isinstance(each, Message) else Message(*each) for each in messages]

@@ -6,7 +6,7 @@ import pytest
 from nats.js.api import Header
 
 from headrace.client import Message
-from headrace.client.batch import to_messages
+from headrace.client.outgoing_message import to_messages
 from headrace.client.sourcing_consumer import _choose_deliver_policy
 from headrace.client.watch import WatchOptions, check_patterns
 

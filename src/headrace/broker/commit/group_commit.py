@@ -20,7 +20,7 @@ from headrace.storage import Store, StoreObserver, StreamLog
 OutboundMsg = tuple[bytes, bytes, bytes, bytes]
 
 
-class Publisher(Protocol):
+class CommitOutput(Protocol):
     """The part of the router that group commit needs."""
 
     def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int: ...
@@ -101,7 +101,7 @@ class GroupCommit:
     def __init__(
         self,
         store: Frames,
-        publisher: Publisher,
+        publisher: CommitOutput,
         call_soon: Callable[[Callable[[], None]], object],
         on_idle: Callable[[], None],
     ) -> None:
@@ -260,7 +260,7 @@ class GroupCommit:
 
 def make_group_commit(
     store: Store,
-    publisher: Publisher,
+    publisher: CommitOutput,
     call_soon: Callable[[Callable[[], None]], object],
     on_idle: Callable[[], None],
 ) -> GroupCommit:

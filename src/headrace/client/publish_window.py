@@ -1,0 +1,84 @@
+"""The messages of a publisher that are not yet stored: numbered in the order of acceptance, sent and settled.
+
+Invariant: every message that was accepted is in the window until it is stored or has failed, and that happens once.
+Must not know how messages are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from headrace.client.publish_record import Record
+
+
+class PublishWindow:
+    """Messages by number, from 1. Those up to `sent` are on their way to the server."""
+
+    def __init__(self, on_failure: Callable[[Record, Exception], None]) -> None:
+        self._on_failure = on_failure
+        self._records: dict[int, Record] = {}
+        self._first = 1  # no message before it is in the window
+        self.last = 0
+        self.sent = 0
+        self.bytes = 0
+        self.stored_count = 0
+        self.failed_count = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest message that is not settled; `last + 1` if there is none."""
+        while self._first <= self.last and self._first not in self._records:
+            self._first += 1
+        return self._first
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages were sent and are not settled, at most."""
+        return max(self.sent - self.first + 1, 0)
+
+    def add(self, record: Record) -> None:
+        self.last += 1
+        self._records[self.last] = record
+        self.bytes += record.size
+
+    def get(self, number: int) -> Record | None:
+        return self._records.get(number)
+
+    def iter_unsent(self) -> Iterator[tuple[int, Record]]:
+        """Yield the messages to send, each marked as sent."""
+        while self.sent < self.last:
+            self.sent += 1
+            record = self._records.get(self.sent)
+            if record is not None:
+                yield self.sent, record
+
+    def rewind(self) -> None:
+        """Send all messages again that are not settled."""
+        self.sent = self.first - 1
+
+    def store(self, number: int) -> None:
+        """Settle a message that the server has stored."""
+        record = self._records.pop(number, None)
+        if record is not None:
+            self.bytes -= record.size
+            self.stored_count += 1
+
+    def store_until(self, number: int) -> None:
+        """Settle all messages up to a number: the server has stored them."""
+        for each in range(self.first, min(number, self.last) + 1):
+            self.store(each)
+
+    def fail(self, number: int, error: Exception) -> None:
+        """Settle a message that is not stored, or of which nobody knows whether it is."""
+        record = self._records.pop(number, None)
+        if record is not None:
+            self.bytes -= record.size
+            self.failed_count += 1
+            self._on_failure(record, error)
+
+    def fail_all(self, error: Exception, *, only_sent: bool = False) -> None:
+        for number in range(self.first, (self.sent if only_sent else self.last) + 1):
+            self.fail(number, error)
