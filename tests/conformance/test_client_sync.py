@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from conformance.servers import Server
-from headrace.client import errors, sync
+from headrace.client import codecs, errors, sync
 
 
 @pytest.fixture
@@ -40,6 +40,57 @@ def test_sync_publish_returns_the_ack(client: sync.Client, stream: str) -> None:
     assert client.get_msg(stream, 3).data == b"3"
     assert client.stream_info(stream).state.messages == 3
     assert client.run(client.js.purge_stream(stream))
+
+
+def test_sync_publisher_stores_in_order_and_reports_failures(client: sync.Client, stream: str) -> None:
+    client.update_stream(client.stream_info(stream).config, allow_batched=True)
+    with client.publisher(stream) as publisher:
+        assert publisher.uses_fast_ingest
+        for number in range(2000):
+            publisher.publish(f"{stream}.x", b"%d" % number)
+        publisher.flush()
+        assert (publisher.stored, publisher.failed, publisher.pending) == (2000, 0, 0)
+        publisher.publish_many([(f"{stream}.x", b"2000"), (f"{stream}.x", b"2001")])
+    assert client.stream_info(stream).state.messages == 2002
+    assert [client.get_msg(stream, seq).data for seq in (1, 1000, 2002)] == [b"0", b"999", b"2001"]
+    publisher = client.publisher(stream)
+    with publisher:
+        publisher.publish(f"{stream}.x", b"bad", expect_last_sequence=7)
+        with pytest.raises(errors.MessagesNotStored, match="wrong last sequence"):
+            publisher.flush()
+    with pytest.raises(RuntimeError, match="closed"):
+        publisher.publish(f"{stream}.x", b"late")
+
+
+def test_threads_share_a_publisher(client: sync.Client, stream: str) -> None:
+    def publish(first: int) -> None:
+        for number in range(first, first + 700):
+            publisher.publish(f"{stream}.x", b"%d" % number, msg_id=str(number))
+
+    with client.publisher() as publisher, ThreadPoolExecutor() as pool:
+        list(pool.map(publish, (0, 1000, 2000)))
+        publisher.flush()
+        assert publisher.stored == 2100
+    assert client.stream_info(stream).state.messages == 2100
+
+
+def test_sync_codecs_and_readers(client: sync.Client, stream: str, bucket: sync.KeyValue) -> None:
+    numbers = codecs.json(list[int])
+    client.publish(f"{stream}.x", [1, 2], codec=numbers)
+    with client.consume(stream, codec=numbers) as messages:
+        message = next(messages)
+        assert (message.value, message.data) == ([1, 2], b"[1,2]")
+        message.ack()
+    typed = client.kv(bucket.bucket, codec=numbers)
+    typed.put("a", [3])
+    reader = client.kv_reader(bucket.bucket, codec=numbers)
+    assert reader.get("a").value == [3]
+    assert reader.keys() == ["a"]
+    assert reader.status().values == 1
+    assert [entry.value for entry in reader.history("a")] == [[3]]
+    with reader.watch() as watcher:
+        assert [entry.value for entry in watcher.initial()] == [[3]]
+    assert not hasattr(reader, "put")
 
 
 def test_sync_consume_yields_acknowledges_and_drains(client: sync.Client, stream: str) -> None:

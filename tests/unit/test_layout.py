@@ -147,7 +147,8 @@ BANNED_WORDS = {
 }
 #: Class names with the same meaning in two layers; their docstrings refer to each other.
 TWO_LAYERS = {
-    *("Batch", "Client", "KeyValue", "Messages", "Watcher"),  # asynchronous and blocking client
+    *("Batch", "Client", "Messages", "Publisher", "Watcher"),  # asynchronous and blocking client
+    *("KeyValue", "KeyValueReader"),  # the same
     *(
         "ConsumerConfig",
         "StreamConfig",

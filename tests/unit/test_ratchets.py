@@ -37,13 +37,12 @@ MANY_PARAMETERS = {
     "client/sourcing_consumer.py:create_sourcing_consumer": 12,  # public, keywords
     "reader/__init__.py:read_kv": 11,  # public, keywords
     "spark/jobs/landing.py:land": 11,  # public, keywords
-    "client/context.py:publish": 11,  # public, nats-py's and ours
     "_native/deliveries_pure.py:encode_deliveries": 11,  # one call of the compiled core for a run of messages
     "_native/direct_get_pure.py:encode_replies": 10,  # one call of the compiled core for a run of messages
     "claims/claims.py:open": 9,  # public, keywords
     "cli/spark_jobs.py:claims_collect": 9,  # options of a command
     "cli/spark_jobs.py:replay": 9,  # options of a command
-    "client/batch.py:publish": 9,  # public, keywords
+    "client/context.py:consume": 9,  # public, keywords
     "spark/claims/resolve.py:resolve": 9,  # public, keywords
     "spark/jobs/collect_claims.py:claims_collect": 9,  # public, keywords
 }

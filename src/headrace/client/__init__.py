@@ -5,6 +5,7 @@ and nats-server. `headrace.client.sync` is the same without `await`.
 """
 
 from headrace.client.batch import MAX_MESSAGES, Batch, BatchAck
+from headrace.client.codecs import Codec
 from headrace.client.configs import (
     ConsumerConfig,
     ConsumerInfo,
@@ -16,11 +17,13 @@ from headrace.client.configs import (
 )
 from headrace.client.connection import Client, connect, jetstream
 from headrace.client.consume import Messages
+from headrace.client.consumed_message import ConsumedMessage
 from headrace.client.consumer_reset import ConsumerReset
 from headrace.client.context import JetStream
 from headrace.client.key_value import KeyValue
+from headrace.client.key_value_reader import KeyValueReader
 from headrace.client.kv_config import BucketConfig, BucketStatus
-from headrace.client.kv_entry import Entry, Operation
+from headrace.client.kv_entry import DecodedEntry, Entry, Operation
 from headrace.client.message_errors import FailedMessage, MessagesNotStored
 from headrace.client.outgoing_message import Message
 from headrace.client.publisher import Publisher
@@ -34,13 +37,17 @@ __all__ = [
     "BucketConfig",
     "BucketStatus",
     "Client",
+    "Codec",
+    "ConsumedMessage",
     "ConsumerConfig",
     "ConsumerInfo",
     "ConsumerReset",
+    "DecodedEntry",
     "Entry",
     "FailedMessage",
     "JetStream",
     "KeyValue",
+    "KeyValueReader",
     "Message",
     "Messages",
     "MessagesNotStored",

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from nats.js.api import PubAck
 
 from headrace.client import outgoing_message as m
-from headrace.client.durations import Duration
+from headrace.client.codecs import Codec, encode_payload
 from headrace.client.errors import (
     BatchClosed,
     BatchTooLarge,
@@ -28,7 +28,7 @@ from headrace.client.errors import (
     OutcomeUnknown,
     WrongLastSequence,
 )
-from headrace.client.outgoing_message import Message
+from headrace.client.outgoing_message import Message, MessageOptions
 from headrace.client.response_mux import PendingAck
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class Batch:
         ack_every: int = _ACK_EVERY,
         timeout: float | None = None,
         limit: int = MAX_MESSAGES,
+        codec: Codec | None = None,
     ) -> None:
         if ack_every < 1:
             raise ValueError(f"ack_every={ack_every}: must be at least 1")
@@ -118,6 +119,7 @@ class Batch:
         self._ack_every = ack_every
         self._timeout_s = js.timeout if timeout is None else timeout
         self._limit = limit
+        self._codec = codec
         self._lock = asyncio.Lock()
         self._state = _BatchState.OPEN
         self._pending: _PendingMessage | None = None
@@ -133,30 +135,14 @@ class Batch:
 
     async def publish(
         self,
+        /,
         subject: str,
-        payload: bytes = b"",
+        payload: Any = b"",
         headers: Mapping[str, str] | None = None,
-        *,
-        expect_last_sequence: int | None = None,
-        expect_last_subject_sequence: int | None = None,
-        expect_last_subject: str | None = None,
-        ttl: Duration | None = None,
-        msg_id: str | None = None,
-        stream: str | None = None,
+        **options: Unpack[MessageOptions],
     ) -> int:
         """Add a message; return its position in the batch, from 1. The options are those of `Message`."""
-        message = Message(
-            subject,
-            payload,
-            headers,
-            expect_last_sequence=expect_last_sequence,
-            expect_last_subject_sequence=expect_last_subject_sequence,
-            expect_last_subject=expect_last_subject,
-            ttl=ttl,
-            msg_id=msg_id,
-            stream=stream,
-        )
-        return await self.add(message)
+        return await self.add(Message(subject, payload, headers, **options))
 
     async def add(self, message: Message) -> int:
         """Add a `Message` object."""
@@ -165,13 +151,15 @@ class Batch:
             try:
                 if len(self) >= self._limit:
                     raise make_too_large_error(self._limit)
-                return await self._replace_pending(
-                    _PendingMessage(message.subject, message.payload, message.encode_headers())
-                )
+                return await self._replace_pending(self._encode(message))
             except BaseException:
                 # Continuing without this message would store only a part of the batch.
                 self._state = _BatchState.FAILED
                 raise
+
+    def _encode(self, message: Message) -> _PendingMessage:
+        payload, headers = encode_payload(message.payload, message.encode_headers(), self._codec)
+        return _PendingMessage(message.subject, payload, dict(headers or {}))
 
     async def commit(self) -> BatchAck | None:
         """Store everything; return None if the batch is empty."""
@@ -198,11 +186,8 @@ class Batch:
             raise ValueError("a batch needs at least one message")
         if len(messages) > self._limit:
             raise make_too_large_error(self._limit)
-        pending = [
-            _PendingMessage(message.subject, message.payload, message.encode_headers())
-            for message in messages
-        ]
-        is_large = sum(len(message.payload) for message in messages) > _WAIT_FOR_FIRST_FROM_BYTES
+        pending = [self._encode(message) for message in messages]
+        is_large = sum(len(message.payload) for message in pending) > _WAIT_FOR_FIRST_FROM_BYTES
         try:
             for message in pending:
                 await self._replace_pending(message, wait_for_first=is_large)

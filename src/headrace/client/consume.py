@@ -31,6 +31,7 @@ from nats.js import api
 
 from headrace.client.configs import ConsumerConfig, ConsumerInfo
 from headrace.client.consume_options import ConsumeOptions
+from headrace.client.consumed_message import ConsumedMessage, MessageDecoder
 from headrace.client.errors import (
     BadRequest,
     ConsumerNotFound,
@@ -80,6 +81,7 @@ class Messages:
         consumer: str | None,
         config: dict[str, Any],
         options: ConsumeOptions,
+        decoder: MessageDecoder,
     ) -> None:
         self._js = js
         self._nc = js.connection
@@ -87,6 +89,7 @@ class Messages:
         self._consumer = consumer
         self._config = config
         self._options = options
+        self._decoder = decoder
         self._buffer: deque[Msg] = deque()
         self._requested = 0
         self._current: Msg | None = None
@@ -198,9 +201,17 @@ class Messages:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Msg:
+    async def __anext__(self) -> ConsumedMessage:
         if self._subscription is None:
             raise RuntimeError("use `async with js.consume(...) as messages`")
+        while True:
+            message = await self._take()
+            decoded = self._current = await self._decoder.decode(message, acknowledges=self._acknowledges)
+            if decoded is not None:
+                return decoded
+
+    async def _take(self) -> Msg:
+        """Return the next message, as soon as there is one."""
         self._current = None
         while not self._buffer:
             if self._error is not None:

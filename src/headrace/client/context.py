@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 import nats.errors
 from nats.aio.client import Client as NATS
@@ -17,9 +17,11 @@ from nats.js import JetStreamContext, api
 
 from headrace.client import kv_config, sourcing_consumer
 from headrace.client.batch import Batch, BatchAck
+from headrace.client.codecs import Codec, encode_payload
 from headrace.client.configs import ConsumerConfig, ConsumerInfo, StreamInfo
 from headrace.client.consume import Messages
 from headrace.client.consume_options import make_options
+from headrace.client.consumed_message import MessageDecoder, OnDecodeError
 from headrace.client.consumer_reset import ConsumerReset, reset_consumer
 from headrace.client.durations import Duration
 from headrace.client.errors import (
@@ -32,9 +34,10 @@ from headrace.client.errors import (
     translate_nats_errors,
 )
 from headrace.client.key_value import KeyValue
+from headrace.client.key_value_reader import KeyValueReader, find_read_prefix
 from headrace.client.kv_config import BucketConfig, BucketStatus
 from headrace.client.kv_entry import check_bucket
-from headrace.client.outgoing_message import Message, to_messages
+from headrace.client.outgoing_message import Message, MessageExpectations, to_messages
 from headrace.client.publish_failures import OnError
 from headrace.client.publisher import Publisher
 from headrace.client.publisher_options import PublisherOptions
@@ -96,30 +99,23 @@ class JetStream(JetStreamContext):
     async def publish(
         self,
         subject: str,
-        payload: bytes = b"",
+        payload: Any = b"",
         timeout: float | None = None,
         stream: str | None = None,
         headers: Mapping[str, Any] | None = None,
         msg_ttl: Duration | None = None,
         *,
-        ttl: Duration | None = None,
-        msg_id: str | None = None,
-        expect_last_sequence: int | None = None,
-        expect_last_subject_sequence: int | None = None,
-        expect_last_subject: str | None = None,
+        codec: Codec | None = None,
+        **options: Unpack[MessageExpectations],
     ) -> api.PubAck:
-        """Publish and wait for the acknowledgement; the options are those of `Message`."""
-        message = Message(
-            subject,
-            payload,
-            headers,
-            expect_last_sequence=expect_last_sequence,
-            expect_last_subject_sequence=expect_last_subject_sequence,
-            expect_last_subject=expect_last_subject,
-            ttl=msg_ttl if ttl is None else ttl,
-            msg_id=msg_id,
-            stream=stream,
-        )
+        """Publish and wait for the acknowledgement; the options are those of `Message`.
+
+        The payload is bytes, or any value that the `codec` can encode.
+        """
+        if msg_ttl is not None:
+            options.setdefault("ttl", msg_ttl)
+        payload, headers = encode_payload(payload, headers, codec)
+        message = Message(subject, payload, headers, stream=stream, **options)
         with translate_nats_errors(subject):
             return await super().publish(subject, payload, timeout, headers=message.encode_headers() or None)
 
@@ -127,7 +123,7 @@ class JetStream(JetStreamContext):
         """Return an atomic batch, as a context: `async with js.batch() as batch: await batch.publish(...)`.
 
         Options: `ack_every` (request a reply every n messages, which bounds the number in flight), `timeout` in
-        seconds, `limit` (the maximum number of messages in a batch).
+        seconds, `limit` (the maximum number of messages in a batch), `codec` (for payloads that are not bytes).
         """
         return Batch(self, **options)
 
@@ -148,6 +144,7 @@ class JetStream(JetStreamContext):
         max_bytes: int = 8 * 1024 * 1024,
         timeout: float = 10.0,
         on_error: OnError | None = None,
+        codec: Codec | None = None,
     ) -> Publisher:
         """Return a publisher for many messages, as a context: `async with js.publisher("ORDERS") as publisher:`.
 
@@ -156,7 +153,7 @@ class JetStream(JetStreamContext):
         without it `MessagesNotStored` is raised. The rest is described in `PublisherOptions`.
         """
         options = PublisherOptions(max_pending=max_pending, max_bytes=max_bytes, timeout_s=timeout)
-        return Publisher(self, stream, options, on_error)
+        return Publisher(self, stream, options, on_error, codec)
 
     # Consuming
 
@@ -171,23 +168,30 @@ class JetStream(JetStreamContext):
         expires: Duration = 30,
         heartbeat: Duration = 5,
         keep_alive: bool = True,
+        codec: Codec | None = None,
+        on_decode_error: OnDecodeError | None = None,
         **config: Any,
     ) -> Messages:
         """Return the messages of a pull consumer, as a context: `async with js.consume("ORDERS", "worker") as messages:`.
 
         `durable` names the consumer; without it there is one for this context only. A consumer that does not exist is
-        created, with explicit acks; further options are those of `ConsumerConfig`, and update an existing one. The rest
-        is described in `ConsumeOptions`.
+        created, with explicit acks; further options are those of `ConsumerConfig`, and update an existing one. With a
+        `codec` messages have a decoded `value`. One that does not decode is logged and terminated; before that
+        `on_decode_error(message, error)` is called, and may acknowledge it. The rest is described in `ConsumeOptions`.
         """
         options = make_options(prefetch, max_bytes, expires, heartbeat, keep_alive=keep_alive)
-        return Messages(self, stream, durable, config, options)
+        return Messages(self, stream, durable, config, options, MessageDecoder(codec, on_decode_error))
 
     # Buckets
 
     async def create_key_value(
-        self, config: BucketConfig | api.KeyValueConfig | None = None, **params: Any
+        self,
+        config: BucketConfig | api.KeyValueConfig | None = None,
+        *,
+        codec: Codec | None = None,
+        **params: Any,
     ) -> KeyValue:
-        """Create a bucket; the options are those of `BucketConfig`.
+        """Create a bucket; the options are those of `BucketConfig`. With a `codec` values need not be bytes.
 
         An existing one with the same configuration is returned.
         """
@@ -201,10 +205,21 @@ class JetStream(JetStreamContext):
             raise BucketExists(
                 error.code, error.err_code, f"bucket {bucket.bucket!r} exists with a different configuration"
             ) from error
-        return KeyValue(self, bucket.bucket, StreamInfo.from_response(info))
+        return await self._open_key_value(bucket.bucket, StreamInfo.from_response(info), codec)
 
-    async def key_value(self, bucket: str) -> KeyValue:
-        """Return an existing bucket; raise `BucketNotFound` if there is none."""
+    async def key_value(self, bucket: str, *, codec: Codec | None = None) -> KeyValue:
+        """Return an existing bucket; raise `BucketNotFound` if there is none. With a `codec` values need not be bytes."""
+        return await self._open_key_value(bucket, await self._get_bucket_info(bucket), codec)
+
+    async def key_value_reader(self, bucket: str, *, codec: Codec | None = None) -> KeyValueReader:
+        """Return an existing bucket to read from; this user needs no permission to write to it."""
+        info = await self._get_bucket_info(bucket)
+        return KeyValueReader(self, bucket, info, await find_read_prefix(self, bucket, info), codec)
+
+    async def _open_key_value(self, bucket: str, info: StreamInfo, codec: Codec | None) -> KeyValue:
+        return KeyValue(self, bucket, info, await find_read_prefix(self, bucket, info), codec)
+
+    async def _get_bucket_info(self, bucket: str) -> StreamInfo:
         try:
             info = await self.stream_info(kv_config.stream_name_for(check_bucket(bucket)))
         except StreamNotFound as error:
@@ -213,7 +228,7 @@ class JetStream(JetStreamContext):
             raise BadBucket.refuse(
                 f"stream {info.config.name!r} is not a bucket: max_msgs_per_subject is not set"
             )
-        return KeyValue(self, bucket, info)
+        return info
 
     async def update_key_value(self, bucket: str, **changes: Any) -> KeyValue:
         """Change some options of a bucket: `update_key_value("b", limit_markers="1h")`.
@@ -229,7 +244,7 @@ class JetStream(JetStreamContext):
         if changes.get("limit_markers"):
             await self._require_limit_markers()
         info = await self.api_request(f"STREAM.UPDATE.{name}", config)
-        return KeyValue(self, bucket, StreamInfo.from_response(info))
+        return await self._open_key_value(bucket, StreamInfo.from_response(info), None)
 
     async def delete_key_value(self, bucket: str) -> bool:
         """Delete a bucket with everything in it."""

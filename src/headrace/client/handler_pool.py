@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Self
 
 import nats.errors
-from nats.aio.msg import Msg
 
-Handler = Callable[[Msg], Awaitable[object]]
+from headrace.client.consumed_message import ConsumedMessage
+
+Handler = Callable[[ConsumedMessage], Awaitable[object]]
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +30,16 @@ class HandlerPool:
         self._nak_delay_s = nak_delay_s
         self._acknowledges = acknowledges
         self._free = asyncio.Semaphore(concurrency)
-        self._messages: dict[asyncio.Task[None], Msg] = {}
+        self._messages: dict[asyncio.Task[None], ConsumedMessage] = {}
 
-    async def start(self, message: Msg) -> None:
+    async def start(self, message: ConsumedMessage) -> None:
         """Handle a message, as soon as another handler may run."""
         await self._free.acquire()
         task = asyncio.create_task(self._handle(message))
         self._messages[task] = message
         task.add_done_callback(self._on_done)
 
-    def get_messages(self) -> list[Msg]:
+    def get_messages(self) -> list[ConsumedMessage]:
         """Return the messages that are being handled."""
         return list(self._messages.values())
 
@@ -46,7 +47,7 @@ class HandlerPool:
         self._messages.pop(task, None)
         self._free.release()
 
-    async def _handle(self, message: Msg) -> None:
+    async def _handle(self, message: ConsumedMessage) -> None:
         try:
             await self._handler(message)
         except Exception:
@@ -55,7 +56,7 @@ class HandlerPool:
         else:
             await self._settle(message, failed=False)
 
-    async def _settle(self, message: Msg, *, failed: bool, delay_s: float | None = None) -> None:
+    async def _settle(self, message: ConsumedMessage, *, failed: bool, delay_s: float | None = None) -> None:
         """Acknowledge a message, or return it, unless the handler has done so."""
         if message.is_acked or not self._acknowledges:
             return

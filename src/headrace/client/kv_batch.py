@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.errors import AtomicDisabled, KeyExists, WrongLastSequence, WrongRevision
 from headrace.client.kv_entry import Entry
@@ -21,13 +21,15 @@ _CONCURRENT_READS = 64
 CREATE_ATTEMPTS = 5
 
 
-async def put_many(kv: KeyValue, values: Mapping[str, bytes]) -> dict[str, int]:
-    return await _store(kv, [Message(kv.subject(key), value) for key, value in values.items()], values)
+async def put_many(kv: KeyValue, values: Mapping[str, Any]) -> dict[str, int]:
+    return await _store(
+        kv, [Message(kv.subject(key), kv.encode(value)) for key, value in values.items()], values
+    )
 
 
-async def update_many(kv: KeyValue, values: Mapping[str, tuple[bytes, int]]) -> dict[str, int]:
+async def update_many(kv: KeyValue, values: Mapping[str, tuple[Any, int]]) -> dict[str, int]:
     messages = [
-        Message(kv.subject(key), value, expect_last_subject_sequence=revision)
+        Message(kv.subject(key), kv.encode(value), expect_last_subject_sequence=revision)
         for key, (value, revision) in values.items()
     ]
     try:
@@ -37,12 +39,12 @@ async def update_many(kv: KeyValue, values: Mapping[str, tuple[bytes, int]]) -> 
         raise await _make_wrong_revision(kv, expected, error) from error
 
 
-async def create_many(
-    kv: KeyValue, values: Mapping[str, bytes], headers: Mapping[str, str]
-) -> dict[str, int]:
+async def create_many(kv: KeyValue, values: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, int]:
     def messages(revisions: Mapping[str, int]) -> list[Message]:
         return [
-            Message(kv.subject(key), value, headers, expect_last_subject_sequence=revisions.get(key, 0))
+            Message(
+                kv.subject(key), kv.encode(value), headers, expect_last_subject_sequence=revisions.get(key, 0)
+            )
             for key, value in values.items()
         ]
 

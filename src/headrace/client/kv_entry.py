@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 import nats.js.errors as theirs
 from nats.js.kv import KeyValue as NatsKeyValue
 
+from headrace.client.codecs import Codec, decode_value
 from headrace.errors import HeadraceError
 
 OPERATION_HEADER = "KV-Operation"
@@ -60,6 +62,31 @@ class Entry(NatsKeyValue.Entry):
     def deleted(self) -> bool:
         """Whether the key has no value: deleted, purged or expired."""
         return self.operation is not Operation.PUT
+
+
+class DecodedEntry(Entry):
+    """An entry of a bucket that was opened with a codec.
+
+    `value` is decoded when it is read, and raises `DecodeFailed` if that is not possible; it is None for a key that was
+    deleted. `data` has the bytes.
+    """
+
+    def __init__(self, entry: Entry, codec: Codec) -> None:
+        vars(self).update(vars(entry), data=entry.value)
+        self._codec = codec
+
+    data: bytes
+
+    @property
+    def value(self) -> Any:  # type: ignore[override]
+        if self.deleted:
+            return None
+        source = f"key {self.key!r} of bucket {self.bucket!r}, revision {self.revision},"
+        return decode_value(self.data, self._codec, source)
+
+    def __repr__(self) -> str:
+        names = ("bucket", "key", "data", "revision", "delta", "created", "operation")
+        return f"DecodedEntry({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 def parse_operation(headers: Mapping[str, str] | None) -> Operation | None:

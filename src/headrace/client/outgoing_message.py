@@ -27,7 +27,7 @@ ROLLUP = Header.ROLLUP.value
 TTL = Header.MSG_TTL.value
 
 
-class MessageOptions(TypedDict, total=False):
+class MessageExpectations(TypedDict, total=False):
     """What a publisher may ask of the stream, as keyword arguments; `Message` says what each means."""
 
     expect_last_sequence: int | None
@@ -35,6 +35,11 @@ class MessageOptions(TypedDict, total=False):
     expect_last_subject: str | None
     ttl: Duration | None
     msg_id: str | None
+
+
+class MessageOptions(MessageExpectations, total=False):
+    """The same, with the stream that the message must be stored in."""
+
     stream: str | None
 
 

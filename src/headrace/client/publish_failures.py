@@ -47,6 +47,10 @@ class PublishFailures:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("on_error failed", exc_info=error)
 
+    @property
+    def has_unreported(self) -> bool:
+        return bool(self._failures)
+
     def check(self) -> None:
         """Raise the failures that were not reported yet."""
         if self._failures:

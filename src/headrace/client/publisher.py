@@ -26,6 +26,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from headrace.client import connection_events
+from headrace.client.codecs import Codec, encode_payload
 from headrace.client.configs import StreamInfo
 from headrace.client.errors import NoAnswer
 from headrace.client.fast_ingest import SUFFIX, FastIngestSender, choose_flow, supports_fast_ingest
@@ -54,12 +55,18 @@ class Publisher:
     """Publishes many messages, as an asynchronous context. Created by `JetStream.publisher`."""
 
     def __init__(
-        self, js: StreamApi, stream: str | None, options: PublisherOptions, on_error: OnError | None
+        self,
+        js: StreamApi,
+        stream: str | None,
+        options: PublisherOptions,
+        on_error: OnError | None,
+        codec: Codec | None,
     ) -> None:
         self._js = js
         self._nc = js.connection
         self._stream = stream
         self._options = options
+        self._codec = codec
         self._failures = PublishFailures(on_error)
         self._window = PublishWindow(self._failures.add)
         self._refusals = Refusals(self._window)
@@ -77,6 +84,11 @@ class Publisher:
     @property
     def stream(self) -> str | None:
         return self._stream
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be published now."""
+        return self._subscription is not None and not self._closed and not self._nc.is_closed
 
     @property
     def uses_fast_ingest(self) -> bool:
@@ -161,8 +173,8 @@ class Publisher:
 
     async def publish_many(self, messages: Iterable[Message | tuple[Any, ...]]) -> None:
         """Accept messages; tuples are (subject, payload) or (subject, payload, headers)."""
-        for message in to_messages(messages):
-            await self.add(self._make_record_of(message))
+        for message in messages:
+            await self.add(self.to_record(message))
 
     def make_record(
         self,
@@ -172,12 +184,16 @@ class Publisher:
         **options: Unpack[MessageOptions],
     ) -> Record:
         """Return a message that `add` accepts; raise for one that cannot be sent. Safe to call from any thread."""
+        payload, headers = encode_payload(payload, headers, self._codec)
         if options:
-            return self._make_record_of(Message(subject, payload, headers, **options))
+            headers = Message(subject, payload, headers, **options).encode_headers()
         return self._check_size(Record(subject, payload, headers))
 
-    def _make_record_of(self, message: Message) -> Record:
-        return self._check_size(Record(message.subject, message.payload, message.encode_headers() or None))
+    def to_record(self, message: Message | tuple[Any, ...]) -> Record:
+        """Return a message that `add` accepts."""
+        (message,) = to_messages([message])
+        payload, headers = encode_payload(message.payload, message.encode_headers(), self._codec)
+        return self._check_size(Record(message.subject, payload, headers))
 
     def _check_size(self, record: Record) -> Record:
         if record.size > self._nc.max_payload:
@@ -186,10 +202,9 @@ class Publisher:
 
     async def add(self, record: Record) -> None:
         """Accept a message, as soon as there is room for it."""
-        self._check_open()
-        while self.is_full:
-            await self._wait_for_progress()
-            self._check_open()
+        self.check_open()
+        if self.is_full:
+            await self.wait_for_room()
         self.add_nowait(record)
         if self._window.last % _WRITE_MESSAGES == 0:
             await asyncio.sleep(0)
@@ -204,7 +219,20 @@ class Publisher:
         options = self._options
         return len(self._window) >= options.max_pending or self._window.bytes >= options.max_bytes
 
-    def _check_open(self) -> None:
+    async def wait_for_room(self) -> None:
+        """Wait until another message may be accepted."""
+        self.check_open()
+        while self.is_full:
+            await self._wait_for_progress()
+            self.check_open()
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether there are failures that the next call raises."""
+        return self._failures.has_unreported
+
+    def check_open(self) -> None:
+        """Raise if nothing can be published, or messages have failed."""
         if self._subscription is None:
             raise RuntimeError("use `async with js.publisher(...) as publisher`")
         if self._closed:
@@ -218,7 +246,7 @@ class Publisher:
 
         Raises `MessagesNotStored` for those that failed, unless there is an `on_error`.
         """
-        self._check_open()
+        self.check_open()
         await self._wait_until_settled(self._window.last)
         self._failures.check()
 

@@ -20,20 +20,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import nats.aio.client
 import nats.aio.msg
 
 from headrace.client import batch as asynchronous_batch
-from headrace.client import connection, consume, context, key_value, watch
+from headrace.client import connection, consume, context, key_value, key_value_reader, watch
 from headrace.client.batch import BatchAck
+from headrace.client.codecs import Codec
+from headrace.client.consumed_message import ConsumedMessage
 from headrace.client.errors import NoAnswer
 from headrace.client.kv_entry import Entry
 from headrace.client.sync_proxy import SyncProxy, WrongProcess, make_blocking, process_loop
+from headrace.client.sync_publisher import Publisher
 from headrace.deprecation import renamed_parameter
 
-__all__ = ["Batch", "Client", "KeyValue", "Messages", "ReceivedMessage", "Watcher", "WrongProcess", "connect"]
+__all__ = [
+    "Batch",
+    "Client",
+    "KeyValue",
+    "KeyValueReader",
+    "Messages",
+    "Publisher",
+    "ReceivedMessage",
+    "Watcher",
+    "WrongProcess",
+    "connect",
+]
 
 _CONNECT_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 60.0
@@ -93,7 +107,7 @@ class Watcher(SyncProxy[watch.Watcher]):
         self.stop()
 
 
-class ReceivedMessage(SyncProxy[nats.aio.msg.Msg]):
+class ReceivedMessage(SyncProxy[ConsumedMessage]):
     """A message of a consumer; acknowledge it with one of the methods."""
 
     ack = make_blocking(nats.aio.msg.Msg.ack)
@@ -109,6 +123,11 @@ class ReceivedMessage(SyncProxy[nats.aio.msg.Msg]):
     @property
     def data(self) -> bytes:
         return self.inner.data
+
+    @property
+    def value(self) -> Any:
+        """The decoded payload, if `consume` was given a codec."""
+        return self.inner.value
 
     @property
     def headers(self) -> dict[str, str] | None:
@@ -152,22 +171,16 @@ class Messages(SyncProxy[consume.Messages]):
         self.run(self.inner.__aexit__(kind, error, trace))
 
 
-class KeyValue(SyncProxy[key_value.KeyValue]):
-    """The blocking form of `client.key_value.KeyValue`: a bucket."""
+Reader = TypeVar("Reader", bound=key_value_reader.KeyValueReader)
 
-    get = make_blocking(key_value.KeyValue.get)
-    put = make_blocking(key_value.KeyValue.put)
-    create = make_blocking(key_value.KeyValue.create)
-    update = make_blocking(key_value.KeyValue.update)
-    delete = make_blocking(key_value.KeyValue.delete)
-    purge = make_blocking(key_value.KeyValue.purge)
-    put_many = make_blocking(key_value.KeyValue.put_many)
-    update_many = make_blocking(key_value.KeyValue.update_many)
-    create_many = make_blocking(key_value.KeyValue.create_many)
-    history = make_blocking(key_value.KeyValue.history)
-    keys = make_blocking(key_value.KeyValue.keys)
-    purge_deletes = make_blocking(key_value.KeyValue.purge_deletes)
-    status = make_blocking(key_value.KeyValue.status)
+
+class KeyValueReader(SyncProxy[Reader]):
+    """The blocking form of `client.key_value_reader.KeyValueReader`: a bucket to read from."""
+
+    get = make_blocking(key_value_reader.KeyValueReader.get)
+    history = make_blocking(key_value_reader.KeyValueReader.history)
+    keys = make_blocking(key_value_reader.KeyValueReader.keys)
+    status = make_blocking(key_value_reader.KeyValueReader.status)
 
     @property
     def bucket(self) -> str:
@@ -176,6 +189,20 @@ class KeyValue(SyncProxy[key_value.KeyValue]):
     def watch(self, keys: str | Sequence[str] = ">", **options: Any) -> Watcher:
         """Watch keys; options as for the asynchronous `watch`."""
         return Watcher(self.run(self.inner.watch(keys, **options)), self._timeout_s)
+
+
+class KeyValue(KeyValueReader[key_value.KeyValue]):
+    """The blocking form of `client.key_value.KeyValue`: a bucket."""
+
+    put = make_blocking(key_value.KeyValue.put)
+    create = make_blocking(key_value.KeyValue.create)
+    update = make_blocking(key_value.KeyValue.update)
+    delete = make_blocking(key_value.KeyValue.delete)
+    purge = make_blocking(key_value.KeyValue.purge)
+    put_many = make_blocking(key_value.KeyValue.put_many)
+    update_many = make_blocking(key_value.KeyValue.update_many)
+    create_many = make_blocking(key_value.KeyValue.create_many)
+    purge_deletes = make_blocking(key_value.KeyValue.purge_deletes)
 
 
 class Client(SyncProxy[context.JetStream]):
@@ -218,12 +245,26 @@ class Client(SyncProxy[context.JetStream]):
         """
         return Messages(self.inner.consume(stream, durable, **options), self._timeout_s)
 
-    def kv(self, bucket: str) -> KeyValue:
+    def publisher(self, stream: str | None = None, **options: Any) -> Publisher:
+        """Return a publisher for many messages: `with client.publisher("ORDERS") as publisher:`.
+
+        Options as for the asynchronous `publisher`. `on_error` runs on the thread of the event loop.
+        """
+        return self.run(self._make_publisher(stream, options))
+
+    async def _make_publisher(self, stream: str | None, options: dict[str, Any]) -> Publisher:
+        return Publisher(self.inner.publisher(stream, **options), self._timeout_s)
+
+    def kv(self, bucket: str, *, codec: Codec | None = None) -> KeyValue:
         """Return an existing bucket."""
-        return KeyValue(self.run(self.inner.key_value(bucket)), self._timeout_s)
+        return KeyValue(self.run(self.inner.key_value(bucket, codec=codec)), self._timeout_s)
+
+    def kv_reader(self, bucket: str, *, codec: Codec | None = None) -> KeyValueReader[Any]:
+        """Return an existing bucket to read from; this user needs no permission to write to it."""
+        return KeyValueReader(self.run(self.inner.key_value_reader(bucket, codec=codec)), self._timeout_s)
 
     def create_kv(self, bucket: str, **options: Any) -> KeyValue:
-        """Create a bucket; options are those of `BucketConfig`."""
+        """Create a bucket; options are those of `BucketConfig`, and `codec`."""
         return KeyValue(self.run(self.inner.create_key_value(bucket=bucket, **options)), self._timeout_s)
 
     def update_kv(self, bucket: str, **changes: Any) -> KeyValue:

@@ -8,26 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import nats.errors
+from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 from nats.js import api
 from nats.js.kv import KeyValue as NatsKeyValue
 from nats.js.kv import StopIterSentinel
 
+from headrace.client.codecs import Codec
 from headrace.client.durations import SECOND_NS, Duration, parse_optional_ns
 from headrace.client.errors import NoAnswer, translate_nats_errors
-from headrace.client.kv_entry import Entry, Operation, check_pattern, parse_operation
-
-if TYPE_CHECKING:
-    from headrace.client.context import JetStream
+from headrace.client.kv_entry import DecodedEntry, Entry, Operation, check_pattern, parse_operation
 
 _INACTIVE_THRESHOLD_S = 300.0
 _INIT_CHECK_S = 1.0
+
+
+class WatchApi(Protocol):
+    """The part of a JetStream context that watching needs."""
+
+    @property
+    def connection(self) -> NATS: ...
+
+    @property
+    def subscribe(self) -> Callable[..., Awaitable[Any]]: ...
+
+    async def delete_consumer(self, stream: str, consumer: str, /) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +103,15 @@ class Watcher(NatsKeyValue.KeyWatcher):
                     print(entry.operation, entry.key, entry.value)
     """
 
-    def __init__(self, js: JetStream, bucket: str, stream: str, prefix: str, options: WatchOptions) -> None:
+    def __init__(
+        self,
+        js: WatchApi,
+        bucket: str,
+        stream: str,
+        prefix: str,
+        options: WatchOptions,
+        codec: Codec | None = None,
+    ) -> None:
         super().__init__(js)  # type: ignore[no-untyped-call]
         self._sub: Any = None
         self._jetstream = js
@@ -100,6 +119,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
         self._stream = stream
         self._prefix = prefix
         self._options = options
+        self._codec = None if options.meta_only else codec
         self._ready = asyncio.Event()
         self._last_seq = 0
         self._received_count = 0
@@ -168,7 +188,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
         if operation is None or (self._options.ignore_deletes and operation is not Operation.PUT):
             return None
         meta = message.metadata
-        return Entry(
+        entry = Entry(
             bucket=self._bucket,
             key=message.subject.removeprefix(self._prefix),
             value=message.data,
@@ -177,6 +197,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
             created=meta.timestamp,
             operation=operation,
         )
+        return entry if self._codec is None else DecodedEntry(entry, self._codec)
 
     async def _finish_init(self) -> None:
         if not self._init_done:
