@@ -77,6 +77,7 @@ class Publisher:
         self._wake = asyncio.Event()
         self._progress: asyncio.Future[None] | None = None
         self._written = b""  # may still be in the buffer of the connection
+        self._is_interrupted = False
         self._heard_s = 0.0
         self._flushing = 0
         self._closed = False
@@ -274,12 +275,19 @@ class Publisher:
 
     # Writing
 
+    @property
+    def _is_connected(self) -> bool:
+        """Whether messages can be sent. nats-py is connected a moment before it calls `on_reconnect`, and until then
+        messages that were sent before the reconnect come first.
+        """
+        return self._nc.is_connected and not self._is_interrupted
+
     async def _write_forever(self) -> None:
         while True:
             is_idle = await self._wait_for_work()
             if self._refusals.pause_s == 0:
                 self._refusals.resume()
-            if self._nc.is_connected and self._refusals.pause_s is None:
+            if self._is_connected and self._refusals.pause_s is None:
                 await self._write_all(is_idle=is_idle)
             self._check_timeout()
 
@@ -301,7 +309,7 @@ class Publisher:
     async def _write_all(self, *, is_idle: bool) -> None:
         if not self._window.in_flight:
             self._heard_s = asyncio.get_running_loop().time()
-        while self._nc.is_connected and not self._sender.is_paused:
+        while self._is_connected and not self._sender.is_paused:
             unsent = itertools.islice(self._window.iter_unsent(), _WRITE_MESSAGES)
             chunk = b"".join([self._sender.encode(number, record) for number, record in unsent])
             if not chunk:
@@ -314,7 +322,7 @@ class Publisher:
 
     async def _write(self, chunk: bytes) -> None:
         """Write commands to the connection; wait while it has no room for them."""
-        if not self._nc.is_connected:  # sent again after the reconnect
+        if not self._is_connected:  # sent again after the reconnect
             return
         self._written = chunk
         # nats-py's publish() would take five times as long for the same messages.
@@ -324,7 +332,7 @@ class Publisher:
     def _check_timeout(self) -> None:
         """Fail the messages in flight if there was no reply for too long."""
         now_s, timeout_s = asyncio.get_running_loop().time(), self._options.timeout_s
-        if not self._window.in_flight or not self._nc.is_connected or now_s - self._heard_s < timeout_s:
+        if not self._window.in_flight or not self._is_connected or now_s - self._heard_s < timeout_s:
             return
         self._heard_s = now_s
         text = (
@@ -349,6 +357,7 @@ class Publisher:
 
     def on_disconnect(self) -> None:
         """Keep nats-py from sending messages later that this publisher sends again, in order."""
+        self._is_interrupted = True
         pending = self._nc._pending  # noqa: SLF001
         if any(command is self._written for command in pending):
             self._nc._pending = [each for each in pending if each is not self._written]  # noqa: SLF001
@@ -356,6 +365,7 @@ class Publisher:
         self._written = b""
 
     def on_reconnect(self) -> None:
+        self._is_interrupted = False
         self._heard_s = asyncio.get_running_loop().time()
         self._sender.on_reconnect()
         self._wake.set()
