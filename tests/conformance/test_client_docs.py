@@ -15,12 +15,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "client.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 PRINTS = [
     "HELLO 1\n",
+    "10000 stored, 0 failed\n",
     "b'job 0'\nb'job 1'\nb'job 2'\n",
+    "3 pear {'Content-Type': 'application/json'}\nOrder(fruit='pear', count=120)\n",
     "stored 1 to 2\nmessage 2: the subject is at 1\n",
     "ann is there, revision 2\n['bob.street', 'bob.city']\n3 values, markers are kept for 3600.0 s\n",
     "PUT pears b'1.40'\ninitial values complete\nPUT plums b'2.10'\nPURGE plums b''\n",
     "delivers again from 1\n",
-    "2\nb'green'\nTrue\n",
+    "2\n1000\n['green', 'blue']\nTrue\n",
 ]
 
 
