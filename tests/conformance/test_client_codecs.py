@@ -149,6 +149,10 @@ async def test_payloads_that_are_not_bytes_need_a_codec(js: JetStream, name: str
             await publisher.publish(f"{name}.x", 5)
     with pytest.raises(TypeError, match="object"):
         await js.publish(f"{name}.x", object(), codec=codecs.json())
+    with pytest.raises(TypeError, match=r"codec=json is not a codec: use for example codecs.json\(\)"):
+        await js.publish(f"{name}.x", {}, codec=codecs.json)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="codec=Order is not a codec"):
+        js.consume(name, codec=Order)  # type: ignore[arg-type]
     assert (await js.stream_info(name)).state.messages == 0
 
 

@@ -226,3 +226,11 @@ class TestSourcing:
         assert info.config.sources
         assert info.config.sources[0].consumer == source.consumer
         await js.delete_stream(f"{name}copy")
+
+
+async def test_a_stream_with_another_configuration_is_named_as_such(js: JetStream, name: str) -> None:
+    await js.add_stream(name=f"{name}x", subjects=[f"{name}x"])
+    with pytest.raises(errors.StreamExists, match=r"update_stream\(\)") as info:
+        await js.add_stream(name=f"{name}x", subjects=[f"{name}x"], max_msgs=5)
+    assert not isinstance(info.value, errors.BucketExists)
+    await js.delete_stream(f"{name}x")

@@ -67,10 +67,20 @@ def msgpack(value_type: Any = Any, *, strict: bool = True) -> Codec:
     return _MsgspecCodec("application/msgpack", msgspec.msgpack.Encoder(), decoder, value_type)
 
 
+def check_codec(codec: Codec | None) -> Codec | None:
+    """Return the codec; raise TypeError for something else, such as `codecs.json` without the brackets."""
+    if codec is None or (
+        not isinstance(codec, type) and hasattr(codec, "decode") and hasattr(codec, "content_type")
+    ):
+        return codec
+    name = getattr(codec, "__name__", codec)
+    raise TypeError(f"codec={name} is not a codec: use for example codecs.json() or codecs.json(Order)")
+
+
 def encode_value(value: Any, codec: Codec | None) -> bytes:
     """Return a value as payload; without a codec it must be bytes."""
-    if codec is not None:
-        return codec.encode(value)
+    if check_codec(codec) is not None:
+        return codec.encode(value)  # type: ignore[union-attr]
     if not isinstance(value, bytes | bytearray | memoryview):
         kind = type(value).__name__
         hint = "text.encode()" if isinstance(value, str) else "a codec, for example codec=codecs.json()"

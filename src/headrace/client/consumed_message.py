@@ -15,7 +15,7 @@ from typing import Any, Self
 import nats.errors
 from nats.aio.msg import Msg
 
-from headrace.client.codecs import Codec, decode_value
+from headrace.client.codecs import Codec, check_codec, decode_value
 from headrace.client.message_errors import DecodeFailed
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class MessageDecoder:
     """Decodes the messages of one consumption."""
 
     def __init__(self, codec: Codec | None, on_error: OnDecodeError | None) -> None:
-        self._codec = codec
+        self._codec = check_codec(codec)
         self._on_error = on_error
 
     async def decode(self, message: Msg, *, acknowledges: bool) -> ConsumedMessage | None:

@@ -29,6 +29,7 @@ from headrace.client.errors import (
     BucketExists,
     BucketNotFound,
     LimitMarkersUnsupported,
+    StreamExists,
     StreamNotFound,
     translate_error,
     translate_nats_errors,
@@ -201,7 +202,7 @@ class JetStream(JetStreamContext):
             await self._require_limit_markers()
         try:
             info = await self.api_request(f"STREAM.CREATE.{stream['name']}", stream)
-        except BucketExists as error:
+        except StreamExists as error:
             raise BucketExists(
                 error.code, error.err_code, f"bucket {bucket.bucket!r} exists with a different configuration"
             ) from error

@@ -142,10 +142,16 @@ class BucketNotFound(StreamNotFound, theirs.BucketNotFoundError):
     remedy = "create it with create_key_value(), or check the name and the domain"
 
 
-class BucketExists(BadRequest):
-    """A bucket of that name has another configuration."""
+class StreamExists(BadRequest):
+    """A stream of that name has another configuration."""
 
     ERR_CODE = 10058
+    remedy = "change it with update_stream(), or choose another name"
+
+
+class BucketExists(StreamExists):
+    """A bucket of that name has another configuration."""
+
     remedy = "bind to it with key_value(), or change it with update_key_value()"
 
 

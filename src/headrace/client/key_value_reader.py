@@ -14,7 +14,7 @@ import nats.errors
 import nats.js.errors as theirs
 from nats.js import api
 
-from headrace.client.codecs import Codec
+from headrace.client.codecs import Codec, check_codec
 from headrace.client.configs import StreamInfo
 from headrace.client.durations import Duration
 from headrace.client.errors import BucketNotFound, KeyNotFound, NoKeys, translate_nats_errors
@@ -43,7 +43,7 @@ class KeyValueReader:
         self._stream = str(info.config.name)
         self._pre = read_prefix
         self._direct = bool(info.config.allow_direct)
-        self._codec = codec
+        self._codec = check_codec(codec)
         #: Whether this is a copy of another bucket, which gets all writes.
         self.is_mirror = bool(info.config.mirror)
         self._last_status = BucketStatus(info, bucket)
