@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/_native/*.pyx src/headrace/_native/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-fast docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers spark-kills mutants conformance-natspy conformance-faststream parts java clean
+.PHONY: help setup run demo test test-fast docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers spark-kills mutants conformance-natspy conformance-faststream conformance-examples parts java clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -110,6 +110,9 @@ conformance-natspy: setup ## run the test suites of nats.py and orbit.py against
 
 conformance-faststream: setup ## run FastStream's tests for NATS against Headrace (ARGS='--suite PATH --python PYTHON': a checkout, and a Python with its test packages)
 	$(BIN)/python bench/faststream.py $(ARGS)
+
+conformance-examples: setup ## run the published examples of FastStream and taskiq-nats against Headrace (ARGS as above; the Python has faststream[nats,cli] and taskiq-nats)
+	$(BIN)/python bench/examples.py $(ARGS)
 
 # Debian packages that tests use: "package:command". Installed as root only; without them the tests that need them are skipped or fail.
 PARTS := openjdk-17-jre-headless:java nodejs:node npm:npm chromium:chromium prometheus:promtool
