@@ -30,11 +30,11 @@ cdef class DedupWindow:
     cdef dict seen
     cdef bytearray order
     cdef Py_ssize_t base, head, saved_end, expired_end
-    cdef uint64_t expired_seq
+    cdef uint64_t expired_seq, expired_horizon
 
     cdef uint64_t c_find(self, bytes message_id, uint64_t now_ns) except? 0
     cdef int c_add(self, bytes message_id, uint64_t seq, uint64_t time_ns) except -1
-    cdef int c_expire(self, uint64_t now_ns) except -1
+    cdef int c_expire(self, uint64_t now_ns, Py_ssize_t count) except -1
     cdef bint has_expired(self, uint64_t seq, uint64_t now_ns) noexcept
     cdef bint is_over(self, const char *entry, uint64_t now_ns) noexcept nogil
 

@@ -139,7 +139,7 @@ cdef class DedupWindow:
         self.seen = {}
         self.order = bytearray()
         self.base = self.head = self.saved_end = self.expired_end = 0
-        self.expired_seq = 0
+        self.expired_seq = self.expired_horizon = 0
 
     def __len__(self):
         return len(self.seen)
@@ -147,7 +147,7 @@ cdef class DedupWindow:
     cdef uint64_t c_find(self, bytes message_id, uint64_t now_ns) except? 0:
         if self.head < PyByteArray_GET_SIZE(self.order):
             if self.is_over(PyByteArray_AS_STRING(self.order) + self.head, now_ns):
-                self.c_expire(now_ns)
+                self.c_expire(now_ns, DROPPED_PER_CALL)
         found = self.seen.get(message_id)
         if found is None or self.has_expired(found, now_ns):
             return 0
@@ -159,6 +159,9 @@ cdef class DedupWindow:
         cdef Py_ssize_t at = max(self.expired_end, self.head), end = PyByteArray_GET_SIZE(self.order)
         if self.head >= end or not self.is_over(order + self.head, now_ns):
             return False
+        if now_ns - <uint64_t>self.window_ns < self.expired_horizon:  # the window is longer now, or the clock went back
+            self.expired_seq, at = 0, self.head
+        self.expired_horizon = now_ns - <uint64_t>self.window_ns
         while at < end and self.expired_seq < seq and self.is_over(order + at, now_ns):
             self.expired_seq = u64(order + at)
             at += ENTRY + u16(order + at + 16)
@@ -184,12 +187,12 @@ cdef class DedupWindow:
         memcpy(to + ENTRY, PyBytes_AS_STRING(message_id), size)
         return 0
 
-    cdef int c_expire(self, uint64_t now_ns) except -1:
+    cdef int c_expire(self, uint64_t now_ns, Py_ssize_t count) except -1:
         cdef const char *order = PyByteArray_AS_STRING(self.order)
         cdef Py_ssize_t at = self.head, end = PyByteArray_GET_SIZE(self.order), size
         cdef bytes message_id
-        cdef int dropped = 0
-        while at < end and dropped < DROPPED_PER_CALL and self.is_over(order + at, now_ns):
+        cdef Py_ssize_t dropped = 0
+        while at < end and dropped < count and self.is_over(order + at, now_ns):
             size = u16(order + at + 16)
             message_id = PyBytes_FromStringAndSize(order + at + ENTRY, size)
             if self.seen.get(message_id) == u64(order + at):
@@ -213,9 +216,9 @@ cdef class DedupWindow:
         """Add a message that was just admitted."""
         self.c_add(message_id, seq, time_ns)
 
-    def expire(self, uint64_t now_ns):
-        """Drop a few of the ids that left the window."""
-        self.c_expire(now_ns)
+    def expire(self, uint64_t now_ns, Py_ssize_t count=DROPPED_PER_CALL):
+        """Drop at most `count` of the ids that left the window."""
+        self.c_expire(now_ns, count)
 
     @property
     def first_position(self):

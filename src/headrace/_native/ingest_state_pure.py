@@ -66,11 +66,11 @@ class DedupWindow:
         self._order.append((time_ns, seq, message_id))
         self._unsaved += 1
 
-    def expire(self, now_ns: int) -> None:
-        """Drop a few of the ids that left the window."""
+    def expire(self, now_ns: int, count: int = _DROPPED_PER_CALL) -> None:
+        """Drop at most `count` of the ids that left the window."""
         order, seen = self._order, self._seen
         horizon = now_ns - self.window_ns
-        for _ in range(_DROPPED_PER_CALL):
+        for _ in range(count):
             if not order or order[0][0] > horizon:
                 break
             time_ns, seq, message_id = order.popleft()

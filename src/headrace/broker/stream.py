@@ -287,7 +287,7 @@ class Stream:
         self.retention.apply_limits()
         self.quota.schedule_server_check()
         if self.dedup is not None:
-            self.dedup.save()
+            self.dedup.save(self.clock.wall_ns())
         self.consumer_set.persist_dirty()
         self.sourcing.prepare_commit()
 

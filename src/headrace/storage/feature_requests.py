@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from headrace.errors import StoreError
 from headrace.storage.io.disk import DoneCallback
 
 
+class SpaceState(Protocol):
+    """Knows whether the disk is full."""
+
+    full: bool
+
+
 class FeatureRequests:
     """The features of one store."""
 
-    def __init__(self, require: Callable[[str, DoneCallback], None]) -> None:
+    def __init__(self, require: Callable[[str, DoneCallback], None], space: SpaceState) -> None:
         """`require` is that of the store's checkpoints."""
         self._require = require
+        self._space = space
         self._requested: set[str] = set()
         self._ready: set[str] = set()
 
@@ -33,9 +41,9 @@ class FeatureRequests:
     def request(self, feature: str) -> bool:
         """Request a feature unless that is done; return whether it may be used.
 
-        After a failure for lack of space it can be requested again.
+        After a failure for lack of space it can be requested again, but not while the disk is full.
         """
-        if feature in self._ready or feature in self._requested:
+        if feature in self._ready or feature in self._requested or self._space.full:
             return feature in self._ready
         self._requested.add(feature)
         try:

@@ -52,13 +52,13 @@ class MemoryFrames:
         """Commit the open frame, and notify the observer."""
         self._extend(0)
         open_frame = self.open_frame
-        logs, open_frame.dirty_logs = open_frame.dirty_logs, []
+        logs = self._sealed_logs = open_frame.dirty_logs
         build_frame_body(logs)
+        mark_committed(logs)
+        open_frame.dirty_logs = []
         self.committed_frame = open_frame.number
         open_frame.number += 1
         open_frame.pending_bytes = 0
-        mark_committed(logs)
-        self._sealed_logs = logs
         if self._observer is not None:
             self._observer.on_frame_durable(self.committed_frame)
         return self.committed_frame

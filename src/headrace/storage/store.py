@@ -86,7 +86,7 @@ class Store:
             compactor=self.compactor,
             space=self.space,
             report=self._report,
-            features=FeatureRequests(self.checkpointer.require),
+            features=FeatureRequests(self.checkpointer.require, self.space),
         )
 
     def set_observer(self, observer: StoreObserver) -> None:

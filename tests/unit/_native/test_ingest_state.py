@@ -141,6 +141,16 @@ def test_a_long_life_of_a_window(kernel: Any) -> None:
     )
 
 
+def test_a_window_that_becomes_longer_again(kernel: Any) -> None:
+    window = kernel.DedupWindow(1_000)
+    for seq in range(1, 501):
+        window.add(b"id-%d" % seq, seq, seq)
+    window.window_ns = 10
+    assert window.find(b"id-480", 500) == 0
+    window.window_ns = 490
+    assert [window.find(b"id-%d" % seq, 520) for seq in (30, 31, 480)] == [0, 31, 480]
+
+
 def test_an_id_too_long_to_write_down_is_refused(kernel: Any) -> None:
     with pytest.raises(ValueError, match="65,535"):
         kernel.DedupWindow(WINDOW_NS).add(b"x" * 65_536, 1, 1)

@@ -193,6 +193,8 @@ class GroupCommit:
             self._wait_for_open_frame((subject, reply, header, payload))
         elif store.in_flight:
             self._replies_in_flight.append((subject, reply, header, payload))
+        elif self.memory is not self:
+            self.memory.publish_when_all_durable(subject, reply, header, payload)
         else:
             self._publisher.publish(subject, reply, header, payload)
 
@@ -235,7 +237,8 @@ class GroupCommit:
         with RunAll() as run_all:
             self._publish_committed(run_all, messages, dirty)
             if self._store.dirty or self._dirty_streams or self.pending_replies.messages:
-                run_all(self.commit)
+                # A frame of streams in memory is durable within `commit`: its successor waits for the next turn.
+                run_all(self.commit if self.memory is not self else self.schedule)
             run_all(self._on_idle)
 
     def on_full(self) -> None:

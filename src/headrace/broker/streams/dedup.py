@@ -18,6 +18,7 @@ from headrace.storage import MetadataStore, Store
 DEDUP_KEY = b"ids/"
 DEDUP_RANGE_KEY = b"idblocks/"
 BLOCK_BYTES = 1 << 20
+_DROPPED_PER_COMMIT = 1_000
 _RANGE = struct.Struct("<QQ")
 
 
@@ -80,8 +81,9 @@ class StreamDedupWindow(DedupWindow):
         self._blocks.append(_IdBlock(key, self._first_position, self.saved_position))
         self._first_position, self._block_bytes = self.saved_position, 0
 
-    def save(self) -> None:
-        """Put new ids into the open frame, and delete blocks of expired ones; called once per commit."""
+    def save(self, now_ns: int) -> None:
+        """Drop expired ids and their blocks, and put new ids into the open frame; called once per commit."""
+        self.expire(now_ns, _DROPPED_PER_COMMIT)
         metadata, features = self._metadata, self._features
         if metadata is None or features is None:
             return

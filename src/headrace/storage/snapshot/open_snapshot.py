@@ -63,7 +63,9 @@ def open_folder(folder: str, stream: str) -> StreamSnapshot:
 
 def open_log(store: Store, log: StreamLog, now_ns: int) -> StreamSnapshot:
     """Open a snapshot in the process that owns the store; blocks until what it shows is durable."""
-    while log.changed_frame > store.committed_frame:
+    if store.memory_frames.dirty:
+        store.memory_frames.commit()
+    while log.journaled and log.changed_frame > store.committed_frame:
         if not store.in_flight:
             store.commit()
         store.disk.drain()
