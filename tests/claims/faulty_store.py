@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,12 +14,23 @@ class Faulty:
         self._store = store
         self._errors: dict[str, tuple[Exception, int]] = {}
         self.calls: list[str] = []
+        #: Operations that wait until a test lets them continue.
+        self._gates: dict[str, asyncio.Event] = {}
 
     def fail(self, operation: str, error: Exception, times: int = 1_000_000) -> None:
         self._errors[operation] = (error, times)
 
     def heal(self) -> None:
         self._errors.clear()
+
+    def block(self, operation: str) -> asyncio.Event:
+        """Let calls wait until `unblock`; return an event that is set when the first one waits."""
+        self._gates[operation] = asyncio.Event()
+        self._reached = asyncio.Event()
+        return self._reached
+
+    def unblock(self, operation: str) -> None:
+        self._gates.pop(operation).set()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
@@ -29,6 +41,9 @@ class Faulty:
 
         async def call(*arguments: Any, **keywords: Any) -> Any:
             self._count(name)
+            if name in self._gates:
+                self._reached.set()
+                await self._gates[name].wait()
             return await found(*arguments, **keywords)
 
         return call

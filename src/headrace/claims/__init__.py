@@ -32,11 +32,13 @@ from headrace.claims.errors import (
     StoreUnavailable,
     TooLarge,
 )
+from headrace.claims.message_resolver import ResolvedMessage
 from headrace.claims.metrics import Metrics
 from headrace.claims.producer import ClaimProducer
 from headrace.claims.reference import CLAIM_HEADER, Reference
 from headrace.claims.reference_publisher import Published
 from headrace.claims.stores import FolderStore, MemoryStore, ObjectStore, ObjectStoreError, open_store
+from headrace.claims.wrapped_jetstream import ClaimJetStream
 from headrace.clock import Clock, SystemClock
 from headrace.deprecation import renamed_names
 
@@ -48,6 +50,7 @@ __all__ = [
     "ClaimConsumer",
     "ClaimError",
     "ClaimFailure",
+    "ClaimJetStream",
     "ClaimNotFound",
     "ClaimProducer",
     "Claims",
@@ -70,6 +73,7 @@ __all__ = [
     "Published",
     "Received",
     "Reference",
+    "ResolvedMessage",
     "StoreUnavailable",
     "SystemClock",
     "TooLarge",

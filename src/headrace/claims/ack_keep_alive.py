@@ -47,7 +47,7 @@ class AckKeepAlive:
         await asyncio.sleep(_FIRST_S)
         with contextlib.suppress(NatsError):
             pause_s = await self._get_wait_s(message) / _SHARE
-            while loop.time() < end:
+            while loop.time() < end and not message.is_acked:
                 await message.in_progress()
                 await asyncio.sleep(pause_s)
 

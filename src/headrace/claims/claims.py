@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 from nats.aio.client import Client as Connection
+from nats.js import JetStreamContext
+from nats.js.api import DEFAULT_PREFIX
 
 from headrace.claims import published_config
 from headrace.claims import reference as references
@@ -29,6 +31,8 @@ from headrace.claims.registry import Registry
 from headrace.claims.stores import ObjectStore, open_store
 from headrace.claims.stores import lifecycle as lifecycles
 from headrace.claims.sweeper import Sweeper
+from headrace.claims.wrapped_jetstream import ClaimJetStream
+from headrace.client import JetStream, sync
 from headrace.clock import Clock, SystemClock
 from headrace.deprecation import RenamedAttribute
 
@@ -124,6 +128,33 @@ class Claims:
                 self.store.lifecycle, self.config.namespace, self.config.lifecycle_days
             )
         await self.collector.ensure()
+
+    @overload
+    def wrap(self, js: JetStreamContext) -> ClaimJetStream: ...
+
+    @overload
+    def wrap(self, js: sync.Client) -> sync.Client: ...
+
+    def wrap(self, js: JetStreamContext | sync.Client) -> ClaimJetStream | sync.Client:
+        """Return a JetStream context like this one, in which payloads above the threshold become claims.
+
+        `publish`, `publish_async`, `consume`, `subscribe`, `pull_subscribe` and `get_msg` store and read them; a program
+        never sees a reference. A blocking client is returned for a blocking client.
+        """
+        if isinstance(js, sync.Client):
+            return js.replace_context(self.wrap(js.js))
+        if isinstance(js, ClaimJetStream):
+            raise ValueError("this context is wrapped already: wrap the one that nc.jetstream() returned")
+        options = JetStream.get_options(js)
+        if options["conn"] is not self.jetstream.connection:
+            raise ValueError(
+                "the context belongs to another connection: wrap nc.jetstream() of the connection of these claims"
+            )
+        if options["prefix"] != DEFAULT_PREFIX:
+            raise ValueError(
+                f"claims work without a domain, but API requests of this context begin with {options['prefix']!r}"
+            )
+        return ClaimJetStream(js, self.producer, self.consumer, **options)
 
     async def lint(self, streams: Sequence[str] = ()) -> list[Finding]:
         return await lint(self.jetstream, self.config, self.store, streams)

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -193,13 +194,22 @@ class ClaimConsumer:
         except (NatsError, TimeoutError) as error:
             _LOG.warning("ack of a message on %s was not confirmed: %r", message.subject, error)
             return False
-        if references.is_claim(message.headers) and self._config.ttl.delete_after_read:
-            try:
-                await self._releaser.release(references.decode(message.data), message)
-            except (RequestTimeout, RequestError, ObjectStoreError, Corrupt) as error:
-                self._metrics.errors.labels(self._config.namespace, "release").inc()
-                _LOG.warning("a claim could not be released, the collector will release it: %s", error)
+        await self.release(message)
         return True
+
+    async def release(self, message: Msg) -> None:
+        """Release the claim of a message whose ack the server has confirmed; never raises."""
+        if not references.is_claim(message.headers) or not self._config.ttl.delete_after_read:
+            return
+        try:
+            await self._releaser.release(references.decode(message.data), message)
+        except (RequestTimeout, RequestError, ObjectStoreError, Corrupt) as error:
+            self._metrics.errors.labels(self._config.namespace, "release").inc()
+            _LOG.warning("a claim could not be released, the collector will release it: %s", error)
+
+    def keep(self, message: Msg) -> AbstractAsyncContextManager[None]:
+        """Ask the server to wait for the ack of a message, during a context."""
+        return self._keep_alive.keep(message)
 
     async def handle(self, message: Msg, handler: Callable[[Received], Awaitable[Any]]) -> bool:
         """Read the payload, call the handler, acknowledge; return whether all of it worked.
@@ -212,15 +222,19 @@ class ClaimConsumer:
             try:
                 received = await self.read(message)
             except ClaimFailure as error:
-                await self._retry_or_give_up(message, error)
+                await self.retry_or_give_up(message, error)
                 return False
             await handler(received)
             return await self.ack(message)
 
-    async def _retry_or_give_up(self, message: Msg, error: ClaimFailure) -> None:
+    async def retry_or_give_up(self, message: Msg, error: ClaimFailure) -> None:
+        """Let the server redeliver a message whose claim may be readable later; dead-letter and terminate any other."""
         if error.retryable or (error.may_pass and await self._is_claim_live(message)):
-            await message.nak(delay=_get_retry_delay_s(message))
+            delay_s = _get_retry_delay_s(message)
+            _LOG.warning("message on %s will be redelivered in %g s: %s", message.subject, delay_s, error)
+            await message.nak(delay=delay_s)
         else:
+            _LOG.error("message on %s is given up, its claim is lost: %s", message.subject, error)
             await self._dead_letter(message, error)
 
     async def _is_claim_live(self, message: Msg) -> bool:

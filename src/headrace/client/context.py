@@ -59,6 +59,11 @@ class JetStream(JetStreamContext):
         self.reply_inbox = ReplyInbox(conn)
         self._api_level: int | None = None
 
+    @staticmethod
+    def get_options(context: JetStreamContext) -> dict[str, Any]:
+        """Return the arguments that make another context of the same kind, also for one of nats-py."""
+        return {"conn": context._nc, "prefix": context._prefix, "timeout": context._timeout}  # noqa: SLF001
+
     @property
     def connection(self) -> NATS:
         return self._nc

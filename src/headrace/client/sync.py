@@ -234,6 +234,10 @@ class Client(SyncProxy[context.JetStream]):
     def nc(self) -> nats.aio.client.Client:
         return self.inner.connection
 
+    def replace_context(self, js: context.JetStream) -> Client:
+        """Return a client that uses another context of the same connection; closing either closes the connection."""
+        return Client(js, self._timeout_s)
+
     def batch(self, **options: Any) -> Batch:
         """Return an atomic batch: `with client.batch() as batch: batch.publish(...)`."""
         return Batch(self.inner.batch(**options), self._timeout_s)

@@ -136,8 +136,12 @@ class SyncProxy(Generic[Inner]):
 def make_blocking(
     method: Callable[Concatenate[Inner, P], Awaitable[T]],
 ) -> Callable[Concatenate[SyncProxy[Inner], P], T]:
+    """Return the blocking form of a method; a subclass of the asynchronous object may override it."""
+    name = method.__name__
+
     @functools.wraps(method)
     def call(proxy: SyncProxy[Inner], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return proxy.run(method(proxy.inner, *args, **kwargs))
+        work: Awaitable[T] = getattr(proxy.inner, name)(*args, **kwargs)
+        return proxy.run(work)
 
     return call

@@ -1,0 +1,175 @@
+"""Subscriptions and consumptions of a wrapped JetStream context: those of the clients, with payloads for references.
+
+Each takes over an object that the client has made and resolves what it returns. Invariant: a message that was received
+is returned to the program or to the server; none is dropped, also if the program cancels while a payload is fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Self
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from headrace.claims.consumer import ClaimConsumer
+from headrace.claims.message_resolver import MessageResolver, is_reference
+from headrace.client import Messages
+from headrace.client.handler_pool import Handler
+
+#: Maximum number of payloads of one `fetch` that are read at a time.
+_CONCURRENT_READS = 4
+
+
+class ClaimMessages(Messages):
+    """The messages of one consumer, with their payloads. Created by `consume` of a wrapped context."""
+
+    _resolver: MessageResolver
+    _is_processing = False
+
+    @classmethod
+    def adopt(cls, messages: Messages, resolver: MessageResolver) -> Self:
+        """Return the same consumption, not entered yet, with payloads."""
+        adopted = object.__new__(cls)
+        vars(adopted).update(vars(messages), _resolver=resolver)
+        return adopted
+
+    async def __anext__(self) -> Msg:
+        while True:
+            message = await super().__anext__()
+            if self._is_processing:
+                return message
+            try:
+                resolved = await self._resolver.resolve(message, acknowledges=self._acknowledges)
+            except asyncio.CancelledError:
+                if not message.is_acked:
+                    self._buffer.appendleft(message)
+                raise
+            if resolved is not None:
+                return resolved
+
+    async def process(
+        self, handler: Handler, *, concurrency: int = 1, nak_delay: float | None = None
+    ) -> None:
+        """Call `handler(message)` for each message, as `Messages.process` does; payloads are read concurrently, too."""
+
+        async def handle(message: Msg) -> None:
+            resolved = await self._resolver.resolve(message, acknowledges=self._acknowledges)
+            if resolved is None:
+                return
+            await handler(resolved)
+            if self._acknowledges and not resolved.is_acked:
+                await resolved.ack()
+
+        self._is_processing = True
+        try:
+            await super().process(handle, concurrency=concurrency, nak_delay=nak_delay)
+        finally:
+            self._is_processing = False
+
+
+class ClaimPullSubscription(JetStreamContext.PullSubscription):
+    """A pull subscription whose `fetch` returns messages with their payloads."""
+
+    _resolver: MessageResolver
+    _claim_consumer: ClaimConsumer
+    _acknowledges: bool | None = None
+
+    async def fetch(
+        self, batch: int = 1, timeout: float | None = 5, heartbeat: float | None = None
+    ) -> list[Msg]:
+        """Fetch up to `batch` messages and their payloads, which must fit into memory together.
+
+        `timeout` limits the wait for messages. Meanwhile, and until the last payload is read, the server waits for acks.
+        """
+        end_s = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        while True:
+            messages = await super().fetch(batch, timeout, heartbeat)
+            if resolved := await self._resolve_all(messages):
+                return resolved
+            if end_s is not None:
+                timeout = end_s - asyncio.get_running_loop().time()
+                if timeout <= 0:
+                    raise nats.errors.TimeoutError
+
+    async def _resolve_all(self, messages: list[Msg]) -> list[Msg]:
+        if not any(map(is_reference, messages)):
+            return messages
+        acknowledges = await self._is_acknowledging()
+        slots = asyncio.Semaphore(_CONCURRENT_READS)
+
+        async def resolve(message: Msg) -> Msg | None:
+            async with slots:
+                return await self._resolver.resolve(message, acknowledges=acknowledges)
+
+        async with AsyncExitStack() as stack:
+            for message in messages:
+                if acknowledges:
+                    await stack.enter_async_context(self._claim_consumer.keep(message))
+            found = await asyncio.gather(*map(resolve, messages))
+        return [message for message in found if message is not None]
+
+    async def _is_acknowledging(self) -> bool:
+        if self._acknowledges is None:
+            config = (await self.consumer_info()).config
+            self._acknowledges = config is None or is_acknowledged(config.ack_policy)
+        return self._acknowledges
+
+
+class ClaimPushSubscription(JetStreamContext.PushSubscription):
+    """A push subscription whose `next_msg` and `messages` return messages with their payloads."""
+
+    _resolver: MessageResolver
+    _acknowledges: bool
+
+    async def next_msg(self, timeout: float | None = 1.0) -> Msg:
+        """Return the next message; `timeout` limits the wait for it, not the time to read its payload."""
+        while True:
+            resolved = await self._resolve(await super().next_msg(timeout))
+            if resolved is not None:
+                return resolved
+
+    @property
+    def messages(self) -> AsyncIterator[Msg]:
+        return self._iter_resolved(super().messages)
+
+    async def _iter_resolved(self, delivered: AsyncIterator[Msg]) -> AsyncIterator[Msg]:
+        async for message in delivered:
+            resolved = await self._resolve(message)
+            if resolved is not None:
+                yield resolved
+
+    async def _resolve(self, message: Msg) -> Msg | None:
+        return await self._resolver.resolve_in_progress(message, acknowledges=self._acknowledges)
+
+
+def make_callback(
+    callback: Callable[[Msg], Awaitable[None]],
+    resolver: MessageResolver,
+    consumer: ClaimConsumer,
+    *,
+    acknowledges: bool,
+    auto_ack: bool,
+) -> Callable[[Msg], Awaitable[None]]:
+    """Return a callback for delivered messages that calls `callback` with their payloads."""
+
+    async def on_message(message: Msg) -> None:
+        async with AsyncExitStack() as stack:
+            if acknowledges and is_reference(message):
+                await stack.enter_async_context(consumer.keep(message))
+            resolved = await resolver.resolve(message, acknowledges=acknowledges)
+            if resolved is None:
+                return
+            await callback(resolved)
+            if auto_ack and not resolved.is_acked:
+                await resolved.ack()
+
+    return on_message
+
+
+def is_acknowledged(ack_policy: object) -> bool:
+    """Return whether messages of a consumer with this policy are acknowledged one by one, or up to one."""
+    return ack_policy not in ("none", "flow_control")
