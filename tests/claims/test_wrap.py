@@ -214,7 +214,7 @@ async def test_an_expired_claim_is_dead_lettered_and_the_next_message_arrives(
     await world.consumer(
         stream, "worker", **({"deliver_subject": f"{stream}-in"} if how == "callback" else {})
     )
-    await js.publish(f"{stream}.a", LARGE)
+    await js.publish(f"{stream}.a", LARGE, stream=stream, expect_last_sequence=0)
     await remove_objects(claims)
     await world.advance(AT_ACK.max_age + 1)  # within the grace period, so that the message is still there
     await js.publish(f"{stream}.b", SMALL)

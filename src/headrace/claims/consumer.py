@@ -274,16 +274,15 @@ class ClaimConsumer:
     async def _dead_letter(self, message: Msg, error: ClaimFailure) -> None:
         """Store the dead letter, then terminate the message."""
         if self._config.dead_letter:
-            headers = {
-                **(message.headers or {}),
-                "Claim-Error": error.reason,
-                _FIRST_SUBJECT: message.subject,
+            # Headers of the server say what to expect of the first stream, not of this one.
+            kept = {
+                name: value for name, value in (message.headers or {}).items() if not name.startswith("Nats-")
             }
-            headers.pop("Nats-TTL", None)
-            headers.pop("Nats-Msg-Id", None)
+            headers = {**kept, "Claim-Error": error.reason, _FIRST_SUBJECT: message.subject}
             try:
                 await self._jetstream.publish(self._config.dead_letter, message.data, headers)
-            except (RequestTimeout, RequestError):
+            except (RequestTimeout, RequestError) as refusal:
+                _LOG.warning("no dead letter for %s, will retry: %s", message.subject, refusal)
                 await message.nak(delay=_RETRY_S)
                 return
         await message.term()
