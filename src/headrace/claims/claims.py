@@ -25,6 +25,7 @@ from headrace.claims.config_lint import Finding, lint
 from headrace.claims.consumer import ClaimConsumer
 from headrace.claims.jetstream_client import JetStreamClient
 from headrace.claims.malformed_record_report import Rejections
+from headrace.claims.message_resolver import MessageResolver
 from headrace.claims.metrics import Metrics
 from headrace.claims.producer import ClaimProducer
 from headrace.claims.registry import Registry
@@ -71,6 +72,7 @@ class Claims:
         local = clock or SystemClock()
         self.producer = ClaimProducer(self.jetstream, config, self.store, *shared, local, draw_id)
         self.consumer = ClaimConsumer(self.jetstream, config, self.store, *shared, local)
+        self.resolver = MessageResolver(self.consumer, self.jetstream)
         deleter = ClaimDeleter(config, self.store, *shared)
         sweeper = Sweeper(config, self.store, self.registry, deleter, self.metrics)
         self.collector = Collector(
@@ -154,7 +156,7 @@ class Claims:
             raise ValueError(
                 f"claims work without a domain, but API requests of this context begin with {options['prefix']!r}"
             )
-        return ClaimJetStream(js, self.producer, self.consumer, **options)
+        return ClaimJetStream(js, self.producer, self.consumer, self.resolver, **options)
 
     async def lint(self, streams: Sequence[str] = ()) -> list[Finding]:
         return await lint(self.jetstream, self.config, self.store, streams)

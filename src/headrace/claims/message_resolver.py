@@ -8,6 +8,8 @@ redelivered, or dead-lettered and terminated, by the rules of `ClaimConsumer`. M
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import nats.errors
@@ -16,11 +18,15 @@ from nats.aio.msg import Msg
 from headrace.claims import reference as references
 from headrace.claims.consumer import ClaimConsumer, Received
 from headrace.claims.errors import ClaimFailure
+from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
+from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
 _ACK_TIMEOUT_S = 5.0
 #: The server adds it for consumers that get headers without payloads.
 _SIZE_HEADER = "Nats-Msg-Size"
+#: Ack policies of consumers whose messages are not acknowledged one by one, or up to one.
+NO_ACK_POLICIES = ("none", "flow_control")
 
 
 class ResolvedMessage(Msg):
@@ -40,8 +46,12 @@ class ResolvedMessage(Msg):
         return self._delivered.is_acked
 
     @property
-    def _ackd(self) -> bool:  # type: ignore[override]  # read by FastStream
+    def _ackd(self) -> bool:  # FastStream reads and sets it
         return self._delivered.is_acked
+
+    @_ackd.setter
+    def _ackd(self, value: bool) -> None:
+        vars(self._delivered)["_ackd"] = value
 
     async def ack(self) -> None:
         """Acknowledge and release the claim; without a confirmation, expect redelivery."""
@@ -69,33 +79,65 @@ class ResolvedMessage(Msg):
 class MessageResolver:
     """Resolves the messages of one namespace."""
 
-    def __init__(self, consumer: ClaimConsumer) -> None:
+    def __init__(self, consumer: ClaimConsumer, jetstream: JetStreamClient) -> None:
         self._consumer = consumer
+        self._jetstream = jetstream
+        #: Whether messages are acknowledged, by stream and consumer.
+        self._acknowledged: dict[tuple[str, str], bool] = {}
 
-    async def resolve(self, message: Msg, *, acknowledges: bool = True) -> Msg | None:
+    async def resolve(self, message: Msg) -> Msg | None:
         """Return the message with its payload; None if it was returned to the server or given up.
 
         Without acks a message cannot be returned: its error is raised.
         """
         if not is_reference(message):
             return message
+        is_acknowledged = await self._is_acknowledged(message)
         try:
             received = await self._consumer.read(message)
         except ClaimFailure as error:
-            if not acknowledges:
+            if not is_acknowledged:
                 raise
             await self._consumer.retry_or_give_up(message, error)
             return None
-        if not acknowledges:
+        if not is_acknowledged:
             return _with_payload(message, received)
         return ResolvedMessage(message, received, self._consumer)
 
-    async def resolve_in_progress(self, message: Msg, *, acknowledges: bool = True) -> Msg | None:
-        """Do the same, and ask the server to wait meanwhile."""
-        if not acknowledges or not is_reference(message):
-            return await self.resolve(message, acknowledges=acknowledges)
-        async with self._consumer.keep(message):
-            return await self.resolve(message)
+    async def resolve_in_place(self, message: Msg) -> bool:
+        """Do the same with a message that others hold already; return False if it was returned or given up."""
+        delivered = _copy(message)
+        resolved = await self.resolve(delivered)
+        if resolved is None:
+            vars(message).update(vars(delivered))
+        elif resolved is not delivered:
+            message.__class__ = resolved.__class__
+            vars(message).update(vars(resolved))
+        return resolved is not None
+
+    @asynccontextmanager
+    async def keep(self, messages: Iterable[Msg]) -> AsyncIterator[None]:
+        """Ask the server to wait for the acks of messages with references, during a context."""
+        async with AsyncExitStack() as stack:
+            for message in messages:
+                if is_reference(message) and await self._is_acknowledged(message):
+                    await stack.enter_async_context(self._consumer.keep(message))
+            yield
+
+    async def _is_acknowledged(self, message: Msg) -> bool:
+        """Return whether the server expects an ack; True if this program may not ask."""
+        try:
+            place = message.metadata
+        except nats.errors.NotJSMessageError:
+            return False
+        name = (place.stream, place.consumer)
+        if name not in self._acknowledged:
+            try:
+                info = await self._jetstream.api_request(f"CONSUMER.INFO.{place.stream}.{place.consumer}")
+            except (RequestTimeout, RequestError):
+                return True
+            self._acknowledged[name] = info["config"].get("ack_policy", "none") not in NO_ACK_POLICIES
+        return self._acknowledged[name]
 
 
 def is_reference(message: Msg) -> bool:
@@ -104,7 +146,13 @@ def is_reference(message: Msg) -> bool:
     return references.is_claim(headers) and (bool(message.data) or _SIZE_HEADER not in headers)
 
 
-def _with_payload(message: Msg, received: Received) -> Msg:
+def _copy(message: Msg) -> Msg:
     copy: Msg = object.__new__(Msg)
-    vars(copy).update(vars(message), data=received.data, headers=received.headers or None)
+    vars(copy).update(vars(message))
+    return copy
+
+
+def _with_payload(message: Msg, received: Received) -> Msg:
+    copy = _copy(message)
+    copy.data, copy.headers = received.data, received.headers or None
     return copy

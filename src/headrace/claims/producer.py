@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nats.aio.client import Client as Connection
+
 from headrace.claims import reference as references
 from headrace.claims.audit_trail import Audit
 from headrace.claims.claim_rollback import ClaimRollback
@@ -118,8 +120,7 @@ class ClaimProducer:
     @property
     def inline_max(self) -> int:
         """Maximum bytes, headers included, of a message that is sent as it is."""
-        server: int = self._jetstream.connection.max_payload
-        return min(self._config.threshold, server) if self._config.enabled else server
+        return get_inline_max(self._config, self._jetstream.connection)
 
     async def _publish_inline(self, subject: str, data: bytes, headers: dict[str, str]) -> Published:
         try:
@@ -173,6 +174,12 @@ class ClaimProducer:
                 expires_at=entry.expires_at,
                 **places,
             )
+
+
+def get_inline_max(config: ClaimConfig, connection: Connection) -> int:
+    """Return the maximum bytes, headers included, of a message that is sent as it is."""
+    server: int = connection.max_payload
+    return min(config.threshold, server) if config.enabled else server
 
 
 def get_headers_size(headers: Mapping[str, str]) -> int:

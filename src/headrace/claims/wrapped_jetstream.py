@@ -19,14 +19,13 @@ from nats.js import JetStreamContext, api
 from headrace.claims.consumer import ClaimConsumer
 from headrace.claims.errors import PublishFailed, PublishUnknown
 from headrace.claims.jetstream_client import NoStreamResponse
-from headrace.claims.message_resolver import MessageResolver, is_reference
+from headrace.claims.message_resolver import NO_ACK_POLICIES, MessageResolver, is_reference
 from headrace.claims.producer import ClaimProducer, get_headers_size
 from headrace.claims.streaming_upload import Payload
 from headrace.claims.wrapped_subscriptions import (
     ClaimMessages,
     ClaimPullSubscription,
     ClaimPushSubscription,
-    is_acknowledged,
     make_callback,
 )
 from headrace.client import JetStream, Message
@@ -42,14 +41,19 @@ class ClaimJetStream(JetStream):
     """A JetStream context whose messages may have payloads of any size. Made by `Claims.wrap`."""
 
     def __init__(
-        self, plain: JetStreamContext, producer: ClaimProducer, consumer: ClaimConsumer, **options: Any
+        self,
+        plain: JetStreamContext,
+        producer: ClaimProducer,
+        consumer: ClaimConsumer,
+        resolver: MessageResolver,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         #: The context that was wrapped.
         self.plain = plain
         self._producer = producer
         self._claim_consumer = consumer
-        self._resolver = MessageResolver(consumer)
+        self._resolver = resolver
         self._upload_slots = asyncio.Semaphore(_CONCURRENT_UPLOADS)
         self._uploads: set[asyncio.Task[api.PubAck]] = set()
 
@@ -134,7 +138,7 @@ class ClaimJetStream(JetStream):
         """Return a pull subscription with payloads; arguments as in nats-py. `pull_subscribe` ends here, too."""
         subscription: Any = await super().pull_subscribe_bind(*args, **options)
         subscription.__class__ = ClaimPullSubscription
-        vars(subscription).update(_resolver=self._resolver, _claim_consumer=self._claim_consumer)
+        vars(subscription).update(_resolver=self._resolver)
         found: ClaimPullSubscription = subscription
         return found
 
@@ -149,22 +153,16 @@ class ClaimJetStream(JetStream):
         **options: Any,
     ) -> JetStreamContext.PushSubscription:
         """Return a push subscription with payloads; arguments as in nats-py. `subscribe` ends here, too."""
-        acknowledges = is_acknowledged(config.ack_policy)
         if cb is not None:
-            cb = make_callback(
-                cb,
-                self._resolver,
-                self._claim_consumer,
-                acknowledges=acknowledges,
-                auto_ack=acknowledges and not manual_ack,
-            )
+            auto_ack = not manual_ack and config.ack_policy not in NO_ACK_POLICIES
+            cb = make_callback(cb, self._resolver, auto_ack=auto_ack)
             return await super().subscribe_bind(stream, config, consumer, cb, True, *args, **options)
         subscription: Any = await super().subscribe_bind(
             stream, config, consumer, None, manual_ack, *args, **options
         )
         # nats-py keeps a reference to this very object, and changes it when it resets an ordered consumer.
         subscription.__class__ = ClaimPushSubscription
-        vars(subscription).update(_resolver=self._resolver, _acknowledges=acknowledges)
+        vars(subscription).update(_resolver=self._resolver)
         found: ClaimPushSubscription = subscription
         return found
 

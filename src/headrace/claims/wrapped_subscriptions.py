@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from typing import Self
 
 import nats.errors
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from headrace.claims.consumer import ClaimConsumer
-from headrace.claims.message_resolver import MessageResolver, is_reference
+from headrace.claims.message_resolver import MessageResolver
 from headrace.client import Messages
 from headrace.client.handler_pool import Handler
 
@@ -43,7 +41,7 @@ class ClaimMessages(Messages):
             if self._is_processing:
                 return message
             try:
-                resolved = await self._resolver.resolve(message, acknowledges=self._acknowledges)
+                resolved = await self._resolver.resolve(message)
             except asyncio.CancelledError:
                 if not message.is_acked:
                     self._buffer.appendleft(message)
@@ -57,7 +55,7 @@ class ClaimMessages(Messages):
         """Call `handler(message)` for each message, as `Messages.process` does; payloads are read concurrently, too."""
 
         async def handle(message: Msg) -> None:
-            resolved = await self._resolver.resolve(message, acknowledges=self._acknowledges)
+            resolved = await self._resolver.resolve(message)
             if resolved is None:
                 return
             await handler(resolved)
@@ -75,8 +73,6 @@ class ClaimPullSubscription(JetStreamContext.PullSubscription):
     """A pull subscription whose `fetch` returns messages with their payloads."""
 
     _resolver: MessageResolver
-    _claim_consumer: ClaimConsumer
-    _acknowledges: bool | None = None
 
     async def fetch(
         self, batch: int = 1, timeout: float | None = 5, heartbeat: float | None = None
@@ -96,34 +92,21 @@ class ClaimPullSubscription(JetStreamContext.PullSubscription):
                     raise nats.errors.TimeoutError
 
     async def _resolve_all(self, messages: list[Msg]) -> list[Msg]:
-        if not any(map(is_reference, messages)):
-            return messages
-        acknowledges = await self._is_acknowledging()
         slots = asyncio.Semaphore(_CONCURRENT_READS)
 
         async def resolve(message: Msg) -> Msg | None:
             async with slots:
-                return await self._resolver.resolve(message, acknowledges=acknowledges)
+                return await self._resolver.resolve(message)
 
-        async with AsyncExitStack() as stack:
-            for message in messages:
-                if acknowledges:
-                    await stack.enter_async_context(self._claim_consumer.keep(message))
+        async with self._resolver.keep(messages):
             found = await asyncio.gather(*map(resolve, messages))
         return [message for message in found if message is not None]
-
-    async def _is_acknowledging(self) -> bool:
-        if self._acknowledges is None:
-            config = (await self.consumer_info()).config
-            self._acknowledges = config is None or is_acknowledged(config.ack_policy)
-        return self._acknowledges
 
 
 class ClaimPushSubscription(JetStreamContext.PushSubscription):
     """A push subscription whose `next_msg` and `messages` return messages with their payloads."""
 
     _resolver: MessageResolver
-    _acknowledges: bool
 
     async def next_msg(self, timeout: float | None = 1.0) -> Msg:
         """Return the next message; `timeout` limits the wait for it, not the time to read its payload."""
@@ -143,24 +126,18 @@ class ClaimPushSubscription(JetStreamContext.PushSubscription):
                 yield resolved
 
     async def _resolve(self, message: Msg) -> Msg | None:
-        return await self._resolver.resolve_in_progress(message, acknowledges=self._acknowledges)
+        async with self._resolver.keep([message]):
+            return await self._resolver.resolve(message)
 
 
 def make_callback(
-    callback: Callable[[Msg], Awaitable[None]],
-    resolver: MessageResolver,
-    consumer: ClaimConsumer,
-    *,
-    acknowledges: bool,
-    auto_ack: bool,
+    callback: Callable[[Msg], Awaitable[None]], resolver: MessageResolver, *, auto_ack: bool
 ) -> Callable[[Msg], Awaitable[None]]:
     """Return a callback for delivered messages that calls `callback` with their payloads."""
 
     async def on_message(message: Msg) -> None:
-        async with AsyncExitStack() as stack:
-            if acknowledges and is_reference(message):
-                await stack.enter_async_context(consumer.keep(message))
-            resolved = await resolver.resolve(message, acknowledges=acknowledges)
+        async with resolver.keep([message]):
+            resolved = await resolver.resolve(message)
             if resolved is None:
                 return
             await callback(resolved)
@@ -168,8 +145,3 @@ def make_callback(
                 await resolved.ack()
 
     return on_message
-
-
-def is_acknowledged(ack_policy: object) -> bool:
-    """Return whether messages of a consumer with this policy are acknowledged one by one, or up to one."""
-    return ack_policy not in ("none", "flow_control")
