@@ -1,16 +1,13 @@
-"""A broker for tests: pytest fixtures, and a server in a thread for code without an event loop.
+"""A server in a thread, for tests and programs without an event loop.
 
-This module is a pytest plugin that every run with Headrace installed loads, so it imports nothing but pytest until a
-test asks for a server.
+Imports the server only when one is started, because every pytest run with Headrace installed loads this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-
-import pytest
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,16 +17,8 @@ if TYPE_CHECKING:
     from headrace.durations import Duration
     from headrace.server import Server
 
-__all__ = ["HostedServer", "headrace_factory", "headrace_server", "headrace_url"]
-
 CALL_TIMEOUT_S = 30.0
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
-        "headrace(**options): options of the broker that headrace_server starts, e.g. clock='virtual'",
-    )
+T = TypeVar("T")
 
 
 class HostedServer:
@@ -64,12 +53,14 @@ class HostedServer:
 
         from headrace.server import Server
 
+        if self._server is not None:
+            raise RuntimeError("the server is running: call stop() first, or restart()")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-server", daemon=True)
         self._thread.start()
-        server = Server(**self._options)
         try:
-            self._call(server.start())
+            server = Server(**self._options)
+            self.run(server.start())
         except BaseException:
             self._stop_loop()
             raise
@@ -77,16 +68,30 @@ class HostedServer:
         return self
 
     def stop(self) -> None:
+        """Stop the server and its thread; no effect if it is not running."""
         if self._server is not None:
-            self._call(self._server.stop())
+            self.run(self._server.stop())
             self._server = None
             self._stop_loop()
 
+    def restart(self) -> None:
+        """Stop the server and start it again on the same port: clients reconnect, streams on disk are still there."""
+        if self._options.get("clock") == "virtual":
+            raise RuntimeError("a server with a virtual clock cannot restart: its time would go back")
+        options = replace(self.server.options, port=self.port)
+        self.stop()
+        self._options = {
+            "options": options,
+            **({"log": self._options["log"]} if "log" in self._options else {}),
+        }
+        self.start()
+
     def advance(self, duration: Duration) -> None:
         """Advance the server's time (only with clock="virtual")."""
-        self._call(self.server.advance(duration))
+        self.run(self.server.advance(duration))
 
-    def _call(self, coroutine: Any) -> Any:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the server's event loop, and wait for its result."""
         import asyncio
 
         assert self._loop is not None
@@ -106,33 +111,3 @@ class HostedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-@pytest.fixture
-def headrace_factory(tmp_path: Path) -> Iterator[Callable[..., HostedServer]]:
-    """`headrace_factory(**options)` starts a broker on a free port; all of them stop at the end of the test."""
-    started: list[HostedServer] = []
-
-    def start(**options: Any) -> HostedServer:
-        options.setdefault("store_dir", tmp_path / f"headrace-{len(started)}")
-        started.append(HostedServer(**options).start())
-        return started[-1]
-
-    yield start
-    for server in reversed(started):
-        server.stop()
-
-
-@pytest.fixture
-def headrace_server(
-    request: pytest.FixtureRequest, headrace_factory: Callable[..., HostedServer]
-) -> HostedServer:
-    """A broker on a free port, for this test alone; `@pytest.mark.headrace(...)` sets its options."""
-    marker = request.node.get_closest_marker("headrace")
-    return headrace_factory(**(marker.kwargs if marker else {}))
-
-
-@pytest.fixture
-def headrace_url(headrace_server: HostedServer) -> str:
-    """The URL of `headrace_server`."""
-    return headrace_server.url

@@ -54,12 +54,43 @@ def test_a_server_that_cannot_start_leaves_no_thread(headrace_server: HostedServ
         _ = hosted.url
 
 
+def test_a_restarted_server_has_its_port_and_its_streams(headrace_server: HostedServer) -> None:
+    async def publish() -> None:
+        client = await nats.connect(headrace_server.url)
+        js = client.jetstream(timeout=20)
+        await js.add_stream(name="S", subjects=["s"])
+        await js.publish("s", b"1")
+        await client.close()
+
+    async def read() -> bytes | None:
+        client = await nats.connect(headrace_server.url)
+        found = await client.jetstream(timeout=20).get_msg("S", 1)
+        await client.close()
+        return found.data
+
+    asyncio.run(publish())
+    port = headrace_server.port
+    headrace_server.restart()
+    assert headrace_server.port == port
+    assert asyncio.run(read()) == b"1"
+    with pytest.raises(RuntimeError, match="is running"):
+        headrace_server.start()
+
+
+@pytest.mark.headrace(clock="virtual")
+def test_a_virtual_clock_does_not_go_back(headrace_server: HostedServer) -> None:
+    with pytest.raises(RuntimeError, match="virtual clock"):
+        headrace_server.restart()
+
+
 def test_the_plugin_is_light() -> None:
     code = (
         "import sys, headrace.testing; print([m for m in sys.modules if m.startswith(('headrace.', 'nats'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['headrace.testing']"
+    assert "headrace.server" not in done.stdout
+    assert "headrace.client" not in done.stdout
+    assert "nats" not in done.stdout
 
 
 def test_the_plugin_is_found_by_pytest(tmp_path: Path) -> None:
