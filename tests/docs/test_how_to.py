@@ -131,6 +131,15 @@ def test_the_tests_with_virtual_time_run(tmp_path: Path) -> None:
     run_python(tmp_path, program)
 
 
+def test_the_tests_of_a_nats_program_run(tmp_path: Path) -> None:
+    shared, options, own, *programs = blocks(HOW_TO / "testing.md", "python")
+    pytest_flags = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+    assert "3 passed" in run_python(tmp_path, shared, *pytest_flags)
+    assert "1 passed" in run_python(tmp_path, options, *pytest_flags)
+    assert "2 passed" in run_python(tmp_path, own, *pytest_flags)
+    assert [run_python(tmp_path, program) for program in programs] == ["stored 1\n", "stored 1\n", "True\n"]
+
+
 def test_claims_in_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = HOW_TO / "claims-with-s3-lifecycle-rules.md"
     store = Weed()
