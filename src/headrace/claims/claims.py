@@ -145,6 +145,8 @@ class Claims:
         """
         if isinstance(js, sync.Client):
             return js.replace_context(self.wrap(js.js))
+        if not isinstance(js, JetStreamContext):
+            raise TypeError(f"wrap() needs a JetStream context, not {js!r}: claims.wrap(nc.jetstream())")
         if isinstance(js, ClaimJetStream):
             raise ValueError("this context is wrapped already: wrap the one that nc.jetstream() returned")
         options = JetStream.get_options(js)
