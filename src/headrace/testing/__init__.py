@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.testing.account_pool import AccountPool, IsolatedAccount
-from headrace.testing.async_fixtures import choose_client, make_plugin
+from headrace.testing.async_fixtures import TIMEOUT_S, choose_client, make_plugin
 from headrace.testing.hosted_server import HostedServer
 
 if TYPE_CHECKING:
@@ -124,4 +124,4 @@ def headrace_client(request: pytest.FixtureRequest, headrace_account: IsolatedAc
 @pytest.fixture
 def headrace_js(headrace_client: Client) -> JetStream:
     """The JetStream context of `headrace_client`."""
-    return headrace_client.jetstream()
+    return headrace_client.jetstream(timeout=TIMEOUT_S)

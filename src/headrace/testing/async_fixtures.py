@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from headrace.client import Client
     from headrace.testing.account_pool import IsolatedAccount
 
+#: How long connections and requests of the fixtures may take; generous, because machines that run tests are busy.
+TIMEOUT_S = 20.0
 _LOOP_SCOPES: tuple[Any, ...] = ("function", "class", "module", "package", "session")
 _NO_PLUGIN = (
     "headrace_client needs a plugin for asynchronous tests: install pytest-asyncio or anyio, and mark the test with "
@@ -27,7 +29,7 @@ _NO_PLUGIN = (
 async def _connect(headrace_account: IsolatedAccount) -> AsyncIterator[Client]:
     from headrace.client import connect
 
-    client = await connect(headrace_account.url)
+    client = await connect(headrace_account.url, connect_timeout=TIMEOUT_S)
     yield client
     await client.close()
 

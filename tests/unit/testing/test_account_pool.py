@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nats
 import nats.errors
 import pytest
+from nats.aio.client import Client as Connection
 
 from headrace.testing import AccountPool, HostedServer
 
@@ -22,6 +24,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedServer]:
         yield running
 
 
+async def connect(url: str, **options: Any) -> Connection:
+    return await nats.connect(url, connect_timeout=TIMEOUT_S, **options)
+
+
 @pytest.fixture
 def pool(server: HostedServer) -> AccountPool:
     return AccountPool(server)
@@ -30,12 +36,12 @@ def pool(server: HostedServer) -> AccountPool:
 async def test_accounts_do_not_see_each_other(pool: AccountPool) -> None:
     first, second = await asyncio.to_thread(pool.acquire), await asyncio.to_thread(pool.acquire)
     assert first.name != second.name
-    one, two = await nats.connect(first.url), await nats.connect(second.url)
+    one, two = await connect(first.url), await connect(second.url)
     messages = await two.subscribe("*")
     await two.flush()
-    await one.jetstream().add_stream(name="S", subjects=["s"])
-    await one.jetstream().publish("s", b"1")
-    assert await two.jetstream().streams_info() == []
+    await one.jetstream(timeout=TIMEOUT_S).add_stream(name="S", subjects=["s"])
+    await one.jetstream(timeout=TIMEOUT_S).publish("s", b"1")
+    assert await two.jetstream(timeout=TIMEOUT_S).streams_info() == []
     await two.publish("own", b"2")
     assert (await messages.next_msg(TIMEOUT_S)).subject == "own"
     await one.close()
@@ -51,18 +57,18 @@ async def test_a_released_account_is_empty_and_its_clients_are_gone(pool: Accoun
     async def on_closed() -> None:
         closed.set()
 
-    leaked = await nats.connect(account.url, allow_reconnect=False, closed_cb=on_closed)
+    leaked = await connect(account.url, allow_reconnect=False, closed_cb=on_closed)
     await leaked.subscribe("s")
-    await leaked.jetstream().add_stream(name="S", subjects=["s"])
+    await leaked.jetstream(timeout=TIMEOUT_S).add_stream(name="S", subjects=["s"])
     await asyncio.to_thread(pool.release, account)
     await asyncio.wait_for(closed.wait(), TIMEOUT_S)
     again = await asyncio.to_thread(pool.acquire)
     assert again.name == account.name, "an account is used again"
-    client = await nats.connect(again.url)
-    assert await client.jetstream().streams_info() == []
+    client = await connect(again.url)
+    assert await client.jetstream(timeout=TIMEOUT_S).streams_info() == []
     await client.close()
     with pytest.raises(nats.errors.Error):
-        await nats.connect(account.url, allow_reconnect=False, max_reconnect_attempts=0)
+        await connect(account.url, allow_reconnect=False, max_reconnect_attempts=0)
     await asyncio.to_thread(pool.release, again)
 
 
@@ -87,11 +93,8 @@ def test_an_account_that_cannot_be_emptied_is_not_used_again(
 
 
 def test_a_client_without_a_user_is_rejected(server: HostedServer) -> None:
-    async def connect() -> None:
-        await nats.connect(server.url, allow_reconnect=False, max_reconnect_attempts=0)
-
     with pytest.raises(nats.errors.Error, match="Authorization"):
-        asyncio.run(connect())
+        asyncio.run(connect(server.url, allow_reconnect=False, max_reconnect_attempts=0))
 
 
 def test_passwords_are_not_shown(pool: AccountPool, tmp_path: Path) -> None:
