@@ -10,7 +10,7 @@ import pytest
 from support.source_tree import SOURCE, list_nodes, parse_module
 
 #: What each part may import besides itself. All parts may import the leaves.
-LEAVES = {"errors", "durations", "clock", "code_probes", "deprecation", ""}
+LEAVES = {"errors", "durations", "clock", "code_probes", "deprecation", "os_files", ""}
 BELOW: dict[str, set[str]] = {
     "_native": set(),
     "protocol": {"_native"},
@@ -60,7 +60,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "net": [
         "logs listen_socket turn_queue closed_transport",
-        "loop_watchdog offloop info timer_wheel tls_channel tls_context pid_files timer_driver virtual_time",
+        "loop_watchdog offloop info startup_log timer_wheel tls_channel tls_context pid_files timer_driver virtual_time",
         "password_verifier",
         "listener_profile write_scheduler jetstream_setup",
         "client_connection account_setup protocol_trace",

@@ -8,16 +8,14 @@ the compiled version; the same tests run on both.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import struct
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace._native.file_map import map_file as map_file
 from headrace._native.record_header import RECORD_HEADER, RECORD_HEADER_BYTES, iter_selected_records
 
 Array = npt.NDArray[Any]
@@ -37,19 +35,6 @@ _SEGMENT_HEAD = 512
 # Values above are bounds (BOUND_ONLY_BIT); a log ends far below. No store writes a record with a higher sequence.
 _SEQ_END = (1 << 63) - 1
 _RECORD_MAX = 0x7FFFFFFF
-
-_MAP_FAILED = ctypes.c_void_p(-1).value
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _grow_array(array: Array, used: int, capacity: int) -> Array:
@@ -961,22 +946,6 @@ class LogWriter(BlockBuilder):
         self._trim_to = self._advance_to = 0
         self.dirty = False
         self.sealed_seq = self.last_seq
-
-
-def map_file(fd: int, length: int) -> memoryview:
-    """Return a read-only view of an open file's first bytes, which outlives the descriptor.
-
-    `mmap.mmap` would keep a descriptor for each map, of which there may be thousands.
-    """
-    if not length:
-        return memoryview(b"")
-    address = _LIBC.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-    if address in (None, _MAP_FAILED):
-        raise OSError(ctypes.get_errno(), "the file cannot be mapped")
-    mapped = (ctypes.c_char * length).from_address(address)
-    # Not at process exit: the view may still be in use then.
-    weakref.finalize(mapped, _LIBC.munmap, address, length).atexit = False
-    return memoryview(mapped).cast("B").toreadonly()
 
 
 def build_frame_body(logs: list[LogWriter]) -> tuple[list[Any], bytes]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +34,11 @@ def _serve(words: Sequence[str]) -> int:
 
     Until it is ready there is hardly any garbage, and collecting it would take a seventh of the start.
     """
+    if sys.platform == "win32":
+        print(
+            "headrace serve: the server runs on Linux and macOS only; clients work here too", file=sys.stderr
+        )
+        return FAILED
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()

@@ -35,6 +35,7 @@ from headrace.claims.stores.object_store import (
     QuotaExceeded,
 )
 from headrace.clock import SystemClock
+from headrace.os_files import start_write_back, sync_data
 
 _PAGE_SIZE = 10_000
 _SYSTEM_FOLDER = ".headrace"
@@ -188,7 +189,7 @@ class FolderStore:
         with _map_errors(key):
             self._write_metadata(descriptor, key, attributes.metadata())
             if self._sync:
-                os.fdatasync(descriptor)
+                sync_data(descriptor)
             self._link_into_place(temporary, path, replace)
 
     def _link_into_place(self, temporary: Path, path: Path, replace: bool) -> None:
@@ -342,10 +343,10 @@ def _write(descriptor: int, data: Chunk) -> None:
 
 
 def _write_and_flush(descriptor: int, data: Chunk) -> None:
-    """Write, and start write-back: the hint that the data is not needed makes Linux write it back at once."""
+    """Write, and start write-back."""
     _write(descriptor, data)
     end = os.lseek(descriptor, 0, os.SEEK_CUR)
-    os.posix_fadvise(descriptor, end - len(data), len(data), os.POSIX_FADV_DONTNEED)
+    start_write_back(descriptor, end - len(data), len(data))
 
 
 class _FileChunks:

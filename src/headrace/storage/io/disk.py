@@ -9,7 +9,6 @@ handle an error.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import threading
 import time
@@ -20,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from headrace.errors import StoreError
+from headrace.os_files import lock_exclusive
 from headrace.storage.io.file_handles import FileHandleCache
 from headrace.storage.io.latency import LatencyHistogram
 from headrace.storage.io.readonly_disk import RootFolder, map_whole_file
@@ -120,7 +120,7 @@ class FileDisk(RootFolder):
     def _acquire_lock(self) -> int:
         fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_exclusive(fd)
         except OSError:
             os.close(fd)
             raise StoreError(

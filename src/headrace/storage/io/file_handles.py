@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 import time
@@ -18,6 +17,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
+
+from headrace.os_files import sync_data as _fdatasync
 
 T = TypeVar("T")
 
@@ -167,10 +168,3 @@ class FileHandleCache:
                     raise
             if not self._sync_oldest():
                 time.sleep(RETRY_PAUSE_S)
-
-
-def _fdatasync(fd: int) -> None:
-    if hasattr(fcntl, "F_FULLFSYNC"):
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-    else:
-        os.fdatasync(fd)

@@ -7,12 +7,12 @@ changed, not even the lock file, so a folder on read-only storage works. Must no
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 from pathlib import Path
 
 from headrace.errors import StoreError
+from headrace.os_files import lock_exclusive
 from headrace.storage.native_records import map_file
 
 
@@ -87,7 +87,7 @@ def _acquire_lock(root: Path) -> int:
     except FileNotFoundError:
         raise StoreError(f"there is no store in {root}") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_exclusive(fd)
     except OSError:
         os.close(fd)
         raise StoreError(
