@@ -10,9 +10,10 @@ AZURITE := $(VENV)/azurite/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := $(wildcard src/headrace/_native/*.pyx src/headrace/_native/*.pxd)
 JAVA_MIN := 17
+SCHEMAS := $(VENV)/schemas
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-fast docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers spark-kills mutants conformance-natspy conformance-faststream conformance-examples parts java clean
+.PHONY: help setup run demo demo-java test test-fast test-pythons test-lowest test-deploy docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers spark-kills mutants conformance-natspy conformance-faststream conformance-examples parts java clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -38,8 +39,19 @@ $(AZURITE):
 run: setup ## run the server on 127.0.0.1:4222 with data in ./data (more flags: ARGS='-p 4333')
 	$(BIN)/headrace serve -js -sd data $(ARGS)
 
-demo: setup ## demonstrate all features, then keep the server running (ARGS=--exit: stop it)
+demo: setup demo-java ## demonstrate all features, then keep the server running (ARGS=--exit: stop it)
 	$(BIN)/python -m headrace.demo $(ARGS)
+
+# The demo's last steps use Spark, which needs Java; without it the demo skips them.
+demo-java:
+	@command -v java >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		mkdir -p out; echo "installing Java for Spark (Debian package default-jre-headless)"; \
+		(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends default-jre-headless) >out/java.log 2>&1 \
+		|| { tail -3 out/java.log; echo "could not install Java; the demo skips Spark"; }; \
+	else \
+		echo "Java $(JAVA_MIN) or later is missing; the demo skips Spark. On Debian: sudo apt-get install default-jre-headless"; \
+	fi
 
 # Unit tests need neither Java nor npm.
 PATHS := $(filter tests/%,$(ARGS))
@@ -50,6 +62,17 @@ test: setup $(PARTS_NEEDED) ## run the tests required for a change (select: ARGS
 
 test-fast: setup ## run the unit tests: about a minute, without Java, npm or a browser (select: ARGS='-k name')
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/unit $(ARGS)
+
+test-pythons: setup ## build a wheel for each Python 3.11 to 3.14, install it without a compiler, run unit and conformance tests on it (ARGS='--only 3.14')
+	PYTHONPATH=tests $(BIN)/python -m install.run_pythons $(ARGS)
+
+test-lowest: setup ## run unit and conformance tests with the lowest versions of all dependencies that the metadata allow
+	PYTHONPATH=tests $(BIN)/python -m install.run_pythons --lowest $(ARGS)
+
+test-deploy: setup ## check the Kubernetes manifests and the GitHub workflows against their JSON schemas
+	@test -x $(SCHEMAS)/bin/check-jsonschema || { $(BIN)/python -m venv $(SCHEMAS) && $(SCHEMAS)/bin/python -m pip install --quiet 'pip>=25.1' && $(SCHEMAS)/bin/python -m pip install --quiet --group schemas; }
+	$(SCHEMAS)/bin/kubernetes-validate --strict deploy/kubernetes/configmap.yaml deploy/kubernetes/networkpolicy.yaml deploy/kubernetes/service.yaml deploy/kubernetes/statefulset.yaml
+	$(SCHEMAS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 docs: setup ## build the documentation in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -1,22 +1,42 @@
-"""Builds the compiled core; without a compiler the package installs too and runs on the pure version."""
+"""Builds the compiled core. A build without it is an error, unless HEADRACE_PURE=1 asks for the pure core."""
 
+import os
+import sys
 from pathlib import Path
 
-from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
-extensions = [
-    Extension(
-        f"headrace._native.{source.stem}",
-        [str(source)],
-        extra_compile_args=["-O3", "-fno-plt"],
-        optional=True,
-    )
-    for source in sorted(Path("src/headrace/_native").glob("*.pyx"))
-]
+HELP = """
+The compiled core of Headrace could not be built (the reason is above). It needs a C compiler and Python's header files;
+on Debian: apt-get install gcc libc6-dev python3-dev
+To install the pure Python core instead, which does the same but several times slower, set HEADRACE_PURE=1.
+"""
 
-setup(
-    ext_modules=cythonize(
+
+class BuildCore(build_ext):
+    """Says what to do when the compiler fails."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Exception as error:
+            raise SystemExit(f"error: {error}\n{HELP}") from error
+
+
+def make_extensions() -> list[Extension]:
+    """Return the modules to compile: none on Windows, where the broker does not run but its clients do."""
+    if os.environ.get("HEADRACE_PURE") or sys.platform == "win32":
+        return []
+    from Cython.Build import cythonize
+
+    # Calls between the modules skip the procedure linkage table, which only ELF has.
+    flags = ["-O3", "-fno-plt"] if sys.platform.startswith("linux") else ["-O3"]
+    extensions = [
+        Extension(f"headrace._native.{source.stem}", [str(source)], extra_compile_args=flags)
+        for source in sorted(Path("src/headrace/_native").glob("*.pyx"))
+    ]
+    modules: list[Extension] = cythonize(
         extensions,
         language_level=3,
         compiler_directives={
@@ -28,4 +48,7 @@ setup(
             "initializedcheck": False,
         },
     )
-)
+    return modules
+
+
+setup(ext_modules=make_extensions(), cmdclass={"build_ext": BuildCore})

@@ -15,13 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from headrace import COMPATIBLE_VERSION, __version__
-from headrace._native import describe_core
 from headrace.auth.authenticator import Authenticator
 from headrace.broker import SYSTEM, Accounts, Timers
 from headrace.broker.commit.disk_backpressure import combine_backpressure
 from headrace.clock import SystemClock
-from headrace.config.open_listeners import is_client_listener_open
 from headrace.config.options import ANY_PORT, OptionsError, ServerOptions, from_keywords
 from headrace.deprecation import RenamedAttribute
 from headrace.durations import Duration, parse_duration_ns
@@ -34,6 +31,7 @@ from headrace.net.logs import SILENT_LOGGER, Logger
 from headrace.net.loop_watchdog import LoopWatchdog
 from headrace.net.pid_files import PidAndPortsFiles
 from headrace.net.reload import find_restart_only_changes, merge_options, recheck_connection
+from headrace.net.startup_log import log_startup
 from headrace.net.timer_driver import TimerDriver
 from headrace.net.tls_context import make_server_context, make_tls_context
 from headrace.net.virtual_time import VirtualTime
@@ -104,7 +102,7 @@ class Server:
         """Start accepting clients; raise OptionsError if something prevents it. A server starts only once."""
         if self._listener is not None or self._stopped.is_set():
             raise RuntimeError("a server can be started only once: create a new Server")
-        self._log_startup()
+        log_startup(self._log, self.options, self.server_name, self.server_id)
         tls = make_server_context(self.options)
         self._start_ns = self.now_ns()
         try:
@@ -284,16 +282,6 @@ class Server:
         """Return how many leafnodes, consumers and streams have ended since the start."""
         ended = sum(each.ended for each in self.accounts.jetstreams())
         return ended + (self._leafnodes.count_ended() if self._leafnodes is not None else 0)
-
-    def _log_startup(self) -> None:
-        log, options = self._log, self.options
-        log.info("Starting headrace")
-        log.info(f"  Version:  {__version__} (compatible with nats-server {COMPATIBLE_VERSION})")
-        log.info(f"  Core:     {describe_core()}")
-        log.info(f"  Name:     {self.server_name}")
-        log.info(f"  ID:       {self.server_id}")
-        if is_client_listener_open(options):
-            log.warn(f"Listening on {options.host or 'all addresses'!r} without authentication")
 
     async def _start_listener(self, tls: ssl.SSLContext | None) -> None:
         listener = Listener(

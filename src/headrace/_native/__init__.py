@@ -34,6 +34,7 @@ __all__ = [
     "encode_last_by_subject",
     "encode_replies",
     "encode_reply",
+    "find_missing_core",
     "load_native",
     "parse_nats_headers",
     "split_ack_subject",
@@ -93,6 +94,17 @@ def describe_core() -> str:
     if not missing:
         return "compiled"
     return "pure Python" if len(missing) == len(_MODULES) else f"compiled without {', '.join(missing)}"
+
+
+def find_missing_core() -> str:
+    """Return a warning if compiled modules are missing although nothing asked for the pure core; otherwise ""."""
+    core = describe_core()
+    if core == "compiled" or os.environ.get("HEADRACE_PURE"):
+        return ""
+    return (
+        f"The core is {core}: the server works, but several times slower. Install a wheel with the compiled core, "
+        "or install again where a C compiler is available; HEADRACE_PURE=1 hides this warning"
+    )
 
 
 def __getattr__(name: str) -> Any:

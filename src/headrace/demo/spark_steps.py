@@ -15,7 +15,7 @@ ROWS = 20_000
 
 async def land_table(context: DemoContext) -> str:
     if shutil.which("java") is None:
-        raise StepSkipped("Spark requires Java 17 or later")
+        raise StepSkipped("Spark needs Java 17 or later; on Debian: apt-get install default-jre-headless")
     try:
         import pyspark  # noqa: F401
     except ImportError:
