@@ -30,8 +30,10 @@ def make_extensions() -> list[Extension]:
         return []
     from Cython.Build import cythonize
 
-    # Calls between the modules skip the procedure linkage table, which only ELF has.
-    flags = ["-O3", "-fno-plt"] if sys.platform.startswith("linux") else ["-O3"]
+    # A function that a newer Python no longer declares must fail to compile: older compilers assume that it returns int.
+    flags = ["-O3", "-Werror=implicit-function-declaration"]
+    if sys.platform.startswith("linux"):  # only ELF has the procedure linkage table, which this avoids
+        flags.append("-fno-plt")
     extensions = [
         Extension(f"headrace._native.{source.stem}", [str(source)], extra_compile_args=flags)
         for source in sorted(Path("src/headrace/_native").glob("*.pyx"))

@@ -26,6 +26,10 @@ cdef extern from *:
     #if PY_VERSION_HEX >= 0x030E0000
     #define hash_bytes(p, n) ((uint64_t)Py_HashBuffer((p), (n)))
     #else
+    #if PY_VERSION_HEX >= 0x030D0000
+    // Python 3.13 exports it, but declares it only in an internal header.
+    PyAPI_FUNC(Py_hash_t) _Py_HashBytes(const void *, Py_ssize_t);
+    #endif
     #define hash_bytes(p, n) ((uint64_t)_Py_HashBytes((p), (n)))
     #endif
     #define bytearray_capacity(o) (((PyByteArrayObject *)(o))->ob_alloc)
