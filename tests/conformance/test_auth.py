@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from conformance.client import EOF, Client, Wire
 from conformance.servers import Server, Setup
+from support.certificates import make_key_usage
 
 Launch = Callable[[Setup], Server]
 VIOLATION = b"-ERR 'Authorization Violation'\r\n"
@@ -175,6 +176,7 @@ def _certificate(
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(make_key_usage(authority=issuer is None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(

@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from support.certificates import make_key_usage
+
 _OIDS = {
     "CN": NameOID.COMMON_NAME,
     "O": NameOID.ORGANIZATION_NAME,
@@ -63,6 +65,7 @@ class Authority:
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(make_key_usage(authority=authority), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False

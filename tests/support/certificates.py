@@ -58,7 +58,7 @@ def _sign(
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
         )
-        .add_extension(_usage(authority=authority), critical=True)
+        .add_extension(make_key_usage(authority=authority), critical=True)
         .add_extension(
             x509.SubjectAlternativeName(
                 [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -69,7 +69,8 @@ def _sign(
     return builder.sign(issuer_key, hashes.SHA256())
 
 
-def _usage(*, authority: bool) -> x509.KeyUsage:
+def make_key_usage(*, authority: bool) -> x509.KeyUsage:
+    """Return what a key is for. From Python 3.13 on, clients reject an authority that does not say it."""
     return x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,

@@ -118,6 +118,8 @@ def _parse_time_ns(text: str) -> int:
 
 @lru_cache(maxsize=64)
 def _parse_seconds(text: str) -> int:
+    if text[11:13] == "24":  # midnight at the end of the day, which Python accepts from 3.14 on
+        raise ValueError(text)
     return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
 
 
