@@ -29,7 +29,7 @@ from headrace.claims import (
     ack_keep_alive,
 )
 from headrace.claims.stores import ObjectStoreError
-from headrace.client import errors, jetstream, sync
+from headrace.client import codecs, errors, jetstream, sync
 
 AT_ACK = PRESETS["aggressive"]
 SMALL = b"small"
@@ -459,3 +459,18 @@ async def test_the_server_waits_while_a_payload_is_read(
     store.unblock("get")
     assert await receiving == LARGE
     await acks.unsubscribe()
+
+
+async def test_codecs_encode_and_decode_whole_payloads(world: ClaimsHarness) -> None:
+    claims, js = await open_wrapped(world)
+    stream = await world.stream()
+    codec = codecs.json()
+    for text in ("large" * 40_000, "small"):
+        await js.publish(f"{stream}.a", {"text": text}, codec=codec)
+    async with js.consume(stream, "worker", codec=codec) as messages:
+        for text in ("large" * 40_000, "small"):
+            message: Any = await next_of(messages)
+            assert message.value == {"text": text}
+            await message.ack()
+    await world.settled(stream, "worker")
+    assert await count_objects(claims) == 0

@@ -19,6 +19,7 @@ from headrace.claims import reference as references
 from headrace.claims.consumer import ClaimConsumer, Received
 from headrace.claims.errors import ClaimFailure
 from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
+from headrace.client.consumed_message import ConsumedMessage
 from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
@@ -29,7 +30,7 @@ _SIZE_HEADER = "Nats-Msg-Size"
 NO_ACK_POLICIES = ("none", "flow_control")
 
 
-class ResolvedMessage(Msg):
+class ResolvedMessage(ConsumedMessage):
     """A delivered message with its payload in `data` and the producer's `headers`.
 
     `ack` waits until the server confirms it, then releases the claim; everything else is as for any message.
@@ -40,6 +41,7 @@ class ResolvedMessage(Msg):
         self._delivered = delivered
         self._consumer = consumer
         self.received = received
+        self.value = received.data
 
     @property
     def is_acked(self) -> bool:

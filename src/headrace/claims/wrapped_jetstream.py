@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import nats.js.errors
 from nats.aio.msg import Msg
@@ -21,7 +21,6 @@ from headrace.claims.errors import PublishFailed, PublishUnknown
 from headrace.claims.jetstream_client import NoStreamResponse
 from headrace.claims.message_resolver import NO_ACK_POLICIES, MessageResolver, is_reference
 from headrace.claims.producer import ClaimProducer, get_headers_size
-from headrace.claims.streaming_upload import Payload
 from headrace.claims.wrapped_subscriptions import (
     ClaimMessages,
     ClaimPullSubscription,
@@ -29,8 +28,10 @@ from headrace.claims.wrapped_subscriptions import (
     make_callback,
 )
 from headrace.client import JetStream, Message
+from headrace.client.codecs import Codec, encode_payload
 from headrace.client.durations import Duration
 from headrace.client.errors import NoAnswer, NoStream, make_error
+from headrace.client.outgoing_message import MessageExpectations
 from headrace.errors import RequestError
 
 #: Maximum number of payloads that `publish_async` uploads at a time.
@@ -62,23 +63,26 @@ class ClaimJetStream(JetStream):
     async def publish(
         self,
         subject: str,
-        payload: Payload = b"",
+        payload: Any = b"",
         timeout: float | None = None,
         stream: str | None = None,
         headers: Mapping[str, Any] | None = None,
         msg_ttl: Duration | None = None,
         *,
-        ttl: Duration | None = None,
-        **options: Any,
+        codec: Codec | None = None,
+        **options: Unpack[MessageExpectations],
     ) -> api.PubAck:
         """Publish and wait for the acknowledgement; a payload above the threshold becomes a claim.
 
         The payload may also be a `Path` or an asynchronous iterator of bytes. A `timeout` includes the upload.
         """
+        if codec is not None:
+            payload, headers = encode_payload(payload, headers, codec)
         if isinstance(payload, str):
             raise TypeError(f"the payload for {subject!r} is text; publish bytes: text.encode()")
-        ttl = msg_ttl if ttl is None else ttl
-        message = Message(subject, b"", headers, ttl=ttl, stream=stream, **options)
+        if msg_ttl is not None:
+            options.setdefault("ttl", msg_ttl)
+        message = Message(subject, b"", headers, stream=stream, **options)
         encoded = message.encode_headers()
         if isinstance(payload, bytes) and not self._is_large(subject, payload, encoded):
             return await super().publish(subject, payload, timeout, headers=encoded)

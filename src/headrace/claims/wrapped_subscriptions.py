@@ -16,6 +16,7 @@ from nats.js import JetStreamContext
 
 from headrace.claims.message_resolver import MessageResolver
 from headrace.client import Messages
+from headrace.client.consumed_message import ConsumedMessage
 from headrace.client.handler_pool import Handler
 
 #: Maximum number of payloads of one `fetch` that are read at a time.
@@ -35,11 +36,21 @@ class ClaimMessages(Messages):
         vars(adopted).update(vars(messages), _resolver=resolver)
         return adopted
 
-    async def __anext__(self) -> Msg:
+    async def __anext__(self) -> ConsumedMessage:
         while True:
-            message = await super().__anext__()
+            message = await (self._take() if self._is_processing else self._take_resolved())
             if self._is_processing:
-                return message
+                return ConsumedMessage.from_message(message, message.data)
+            decoded = self._current = await self._decoder.decode(message, acknowledges=self._acknowledges)
+            if decoded is not None:
+                return decoded
+
+    async def _take_resolved(self) -> Msg:
+        """Return the next message that has a payload, before it is decoded."""
+        if self._subscription is None:
+            raise RuntimeError("use `async with js.consume(...) as messages`")
+        while True:
+            message = await self._take()
             try:
                 resolved = await self._resolver.resolve(message)
             except asyncio.CancelledError:
@@ -54,13 +65,16 @@ class ClaimMessages(Messages):
     ) -> None:
         """Call `handler(message)` for each message, as `Messages.process` does; payloads are read concurrently, too."""
 
-        async def handle(message: Msg) -> None:
+        async def handle(message: ConsumedMessage) -> None:
             resolved = await self._resolver.resolve(message)
             if resolved is None:
                 return
-            await handler(resolved)
-            if self._acknowledges and not resolved.is_acked:
-                await resolved.ack()
+            decoded = await self._decoder.decode(resolved, acknowledges=self._acknowledges)
+            if decoded is None:
+                return
+            await handler(decoded)
+            if self._acknowledges and not decoded.is_acked:
+                await decoded.ack()
 
         self._is_processing = True
         try:

@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Self
+from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -27,7 +27,11 @@ class ConsumedMessage(Msg):
     value: Any
 
     @classmethod
-    def from_message(cls, message: Msg, value: Any) -> Self:
+    def from_message(cls, message: Msg, value: Any) -> ConsumedMessage:
+        """Return the message with a value; one that has its own way to acknowledge, such as a claim, stays what it is."""
+        if isinstance(message, ConsumedMessage):
+            message.value = value
+            return message
         consumed = cls.__new__(cls)
         vars(consumed).update(vars(message), value=value)
         return consumed
