@@ -12,9 +12,21 @@ from pyspark.sql import functions as f
 from spark.conftest import Broker
 
 TYPE = (
-    "struct<i: int, l: bigint, d: double, s: string, b: boolean, t: timestamp, day: date, n: decimal(6,2), "
-    "raw: binary, list: array<int>, map: map<string,double>, in: struct<x: bigint, y: array<string>>>"
+    "struct<i: int, l: bigint, d: double, f: float, s: string, b: boolean, t: timestamp, z: timestamp_ntz, day: date, "
+    "n: decimal(6,2), raw: binary, list: array<int>, map: map<string,double>, in: struct<x: bigint, y: array<string>>>"
 )
+_INFINITIES = [
+    b"NaN",
+    b"nan",
+    b"Infinity",
+    b"+Infinity",
+    b"-Infinity",
+    b"INF",
+    b"+INF",
+    b"-INF",
+    b"Inf",
+    b"-Inf",
+]
 PAYLOADS = [
     b'{"i": 1, "l": 12345678901, "d": 1.5, "s": "a", "b": true}',
     b'{"t": "2026-01-31T12:00:00Z", "day": "2026-01-31", "n": 12.345, "raw": "aGk="}',
@@ -31,6 +43,31 @@ PAYLOADS = [
     b"null",
     b"",
     b"\xff\xfe",
+    *(
+        b'{"z": %s}' % time
+        for time in (b"1700000000", b"1.5", b'"2026-01-31 12:00"', b'"2026-01-31T12:00:00Z"')
+    ),
+    *(
+        b'{"t": %s}' % time
+        for time in (b"1700000000", b"-1", b"1.5", b'"1700000000"', b'"2026"', b'"2026-1-2"')
+    ),
+    *(
+        b'{"t": "2026-01-31%s"}' % clock
+        for clock in (b" 1:2", b"T1:2:3.123456789+0230", b"T12:00:00 Asia/Tokyo", b"T12:00Z")
+    ),
+    *(
+        b'{"t": "%s"}' % time
+        for time in (b"20260131T120000Z", b"2026-W05-6", b"2026-01-31T12:00:00 here", b"")
+    ),
+    *(b'{"day": "%s"}' % day for day in (b"2026", b"2026-2", b"2026-02-30", b"2026-01-31T12:00", b"")),
+    *(b'{"d": %s, "i": 1}' % each for each in _INFINITIES),
+    *(b'{"d": "%s", "f": "%s"}' % (each, each) for each in _INFINITIES),
+    *(b'{"other": [%s], "i": 1}' % each for each in _INFINITIES),
+    *(b'{"s": %s}' % each for each in (b"NaN", b"-INF", b'{"a": [+Infinity, "-INF"]}', b"1e400", b"Inf")),
+    *(b'{"s": {"a": %s}}' % each for each in (b"1e10", b"1e-5", b"0.001", b"1e7", b"-123456789.125", b"0.0")),
+    b'{"d": 1e400, "f": 1e40}',
+    b'{"f": NaN, "n": NaN}',
+    b'{"i": Infinity}',
 ]
 
 

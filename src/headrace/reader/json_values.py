@@ -1,17 +1,16 @@
 """Parses payloads as JSON to Arrow columns of a given type, as Spark's `from_json` does.
 
 Owns the conversion. Invariant: like `from_json` in PERMISSIVE mode, a payload that is not JSON gives a row of nulls, a
-field with a value of another type gives null, and both are marked as corrupt; a missing field is null. Times without a
-zone are UTC. Must not know Spark.
+field with a value of another type gives null, and both are marked as corrupt; a missing field is null. `json_scalars`
+has the rules of single values. Must not know Spark.
 """
 
 from __future__ import annotations
 
-import base64
 import json
+import re
 from collections.abc import Callable
-from datetime import UTC, date, datetime
-from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from headrace.reader.json_scalars import find_parser
+
 Mask = npt.NDArray[np.bool_]
 #: Converts a parsed value; appends to the list if it or a part of it has another type.
 _Convert = Callable[[Any, list[str]], Any]
-_FLOATS = {"NaN": "nan", "Infinity": "inf", "+Infinity": "inf", "INF": "inf", "+INF": "inf"}
-_FLOATS |= {"-Infinity": "-inf", "-INF": "-inf"}
+#: Infinity, which Arrow's parser also accepts in other spellings than `from_json`.
+_INFINITY = r"[:,\[][ \t]*-?Inf"
+#: A text, which stays as it is, or a spelling of infinity that `from_json` accepts and Python does not.
+_OTHER_INFINITY = re.compile(r'"(?:[^"\\]|\\.)*"|\+Infinity\b|\+INF\b|-INF\b', re.DOTALL)
+_SPELLINGS = {"+Infinity": "Infinity", "+INF": "Infinity", "-INF": "-Infinity"}
 #: Block size of Arrow's parser, which wants a whole row in one block.
 _BLOCK_BYTES = 64 << 20
 #: One line from `{` to `}`. In JSON no value goes on with `{` on the line after a `}`, so none spans two such lines.
 _ONE_LINE = r"\A[ \t]*\{[^\n\r\x00]*\}[ \t]*\z"
-#: Has room for the digits of every Arrow decimal.
-_DECIMALS = Context(prec=76)
 
 
 def parse_json_column(data: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
@@ -49,15 +51,23 @@ def parse_json_column(data: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array
 def _parse_payload(payload: bytes | None, convert: _Convert, problems: list[str]) -> Any:
     if payload is None or not payload.strip():
         return None
-    try:
-        value = json.loads(payload.decode(), parse_float=Decimal)
-    except (ValueError, RecursionError, InvalidOperation):
-        value = None
+    value = _load(payload)
     if value is None:
         problems.append("not JSON, or null")
         # A row of nulls; null where the type is no struct.
         return convert({}, []) if convert.__name__ == "to_struct" else None
     return convert(value, problems)
+
+
+def _load(payload: bytes) -> Any:
+    """Return the value of a payload; None if it is null or not JSON."""
+    try:
+        text = payload.decode()
+        if "INF" in text or "+Infinity" in text:
+            text = _OTHER_INFINITY.sub(lambda found: _SPELLINGS.get(found[0], found[0]), text)
+        return json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError, InvalidOperation):
+        return None
 
 
 def _parse_at_once(data: pa.Array, arrow_type: pa.DataType) -> pa.Array | None:
@@ -84,10 +94,12 @@ def _parse_at_once(data: pa.Array, arrow_type: pa.DataType) -> pa.Array | None:
 
 
 def _has_one_line_each(data: pa.Array) -> bool:
-    """Return whether each payload is UTF-8 and looks like one line with an object."""
+    """Return whether each payload is UTF-8 and looks like one line with an object, and none has an infinity."""
     try:
         texts = data.cast(pa.large_string() if pa.types.is_large_binary(data.type) else pa.string())
     except pa.ArrowInvalid:
+        return False
+    if pc.any(pc.match_substring_regex(texts, _INFINITY)).as_py():
         return False
     return bool(pc.all(pc.match_substring_regex(texts, _ONE_LINE)).as_py())
 
@@ -113,14 +125,14 @@ def _make_converter(arrow_type: pa.DataType) -> _Convert:
         return _make_list_converter(arrow_type)
     if pa.types.is_map(arrow_type):
         return _make_map_converter(arrow_type)
-    parse = _find_parser(arrow_type)
+    parse = find_parser(arrow_type)
 
     def to_value(value: Any, problems: list[str]) -> Any:
         if value is None:
             return None
         try:
             return parse(value)
-        except (ValueError, TypeError, OverflowError, InvalidOperation, OSError, RecursionError):
+        except (ValueError, TypeError, LookupError, ArithmeticError, OSError, RecursionError):
             problems.append(f"{type(value).__name__} is not {arrow_type}")
             return None
 
@@ -173,73 +185,3 @@ def _make_map_converter(arrow_type: pa.MapType) -> _Convert:
         )
 
     return to_map
-
-
-def _find_parser(arrow_type: pa.DataType) -> Callable[[Any], Any]:
-    if pa.types.is_integer(arrow_type):
-        limit = 1 << (arrow_type.bit_width - 1)
-        return lambda value: _parse_int(value, limit)
-    if pa.types.is_decimal(arrow_type):
-        return lambda value: _parse_decimal(value, arrow_type)
-    if pa.types.is_timestamp(arrow_type):
-        return lambda value: _parse_time(value, has_zone=arrow_type.tz is not None)
-    parsers: list[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]]] = [
-        (pa.types.is_string, _parse_string),
-        (pa.types.is_large_string, _parse_string),
-        (pa.types.is_boolean, lambda value: _require(value, bool)),
-        (pa.types.is_floating, _parse_float),
-        (pa.types.is_date, lambda value: date.fromisoformat(_require(value, str).strip())),
-        (pa.types.is_binary, lambda value: base64.b64decode(_require(value, str), validate=True)),
-    ]
-    for is_type, parse in parsers:
-        if is_type(arrow_type):
-            return parse
-    raise TypeError(f"JSON cannot be read as {arrow_type}")
-
-
-def _require(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is not {kind.__name__}")
-    return value
-
-
-def _parse_int(value: Any, limit: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -limit <= value < limit:
-        raise ValueError("no integer, or too large")
-    return value
-
-
-def _parse_float(value: Any) -> float:
-    if isinstance(value, str) and value in _FLOATS:
-        return float(_FLOATS[value])
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        raise TypeError("no number")
-    return float(value)
-
-
-def _parse_decimal(value: Any, arrow_type: Any) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
-        raise TypeError("no number")
-    number = Decimal(value).quantize(Decimal(1).scaleb(-arrow_type.scale), ROUND_HALF_UP, _DECIMALS)
-    if not number.is_finite() or len(number.as_tuple().digits) > arrow_type.precision:
-        raise ValueError("too many digits, or no number")
-    return number
-
-
-def _parse_time(value: Any, *, has_zone: bool) -> datetime:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return datetime.fromtimestamp(value, UTC if has_zone else None)
-    parsed = datetime.fromisoformat(_require(value, str).strip())
-    if not has_zone:
-        return parsed.replace(tzinfo=None)
-    # Arrow converts to UTC too, but fails for the whole column if a year is then not between 1 and 9999.
-    return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
-
-
-def _parse_string(value: Any) -> str:
-    """Return a text as it is, and anything else as JSON, as `from_json` does."""
-    text = value
-    if not isinstance(value, str):
-        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=float)
-    text.encode()  # Half of a surrogate pair, as in "\\ud800", is no text: it raises.
-    return str(text)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -101,3 +102,31 @@ def test_a_time_out_of_range_is_corrupt(value: bytes) -> None:
     rows, is_corrupt = parse([b'{"t":%s}' % value, b'{"t":"2026-01-31T12:00:00+02:00"}'], arrow_type)
     assert rows == [{"t": None}, {"t": datetime(2026, 1, 31, 10, tzinfo=UTC)}]
     assert is_corrupt == [True, False]
+
+
+def test_a_time_without_a_zone_does_not_depend_on_the_zone_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        rows, is_corrupt = parse(
+            [b'{"t":1700000000}', b'{"t":"2026-01-31T12:00:00"}', b'{"t":"2026-01-31T12:00:00Z"}'],
+            pa.struct([("t", pa.timestamp("us"))]),
+        )
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert rows == [{"t": None}, {"t": datetime(2026, 1, 31, 12)}, {"t": None}]
+    assert is_corrupt == [True, False, True], "from_json accepts neither numbers nor zones"
+
+
+@pytest.mark.parametrize("other", [b"NaN", b"Inf", b"-Inf", b"Infinity", b"-INF", b"+INF", b"INF"])
+def test_spellings_of_infinity_are_the_same_for_both_parsers(other: bytes) -> None:
+    """Plain columns are parsed by Arrow, whose rules are different."""
+    payloads = [b'{"d": %s, "s": "-INF +Infinity :Inf"}' % other, b'{"d": 1}']
+    fast = parse(payloads, pa.struct([("d", pa.float64()), ("s", pa.string())]))
+    slow = parse(payloads, pa.struct([("d", pa.float64()), ("s", pa.string()), ("x", pa.date32())]))
+    assert fast[1] == slow[1] == [other in (b"Inf", b"-Inf", b"INF"), False]
+    for fast_row, slow_row in zip(fast[0], slow[0], strict=True):
+        assert repr({**fast_row, "x": None}) == repr(slow_row)  # type: ignore[dict-item]
