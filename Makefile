@@ -13,7 +13,7 @@ JAVA_MIN := 17
 SCHEMAS := $(VENV)/schemas
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo demo-java test test-fast test-pythons test-lowest test-deploy docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers spark-kills mutants conformance-natspy conformance-faststream conformance-examples parts java clean
+.PHONY: help setup run demo demo-java test test-fast test-pythons test-lowest test-deploy docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers spark-kills test-sparks mutants conformance-natspy conformance-faststream conformance-examples parts java clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -73,6 +73,9 @@ test-deploy: setup ## check the Kubernetes manifests and the GitHub workflows ag
 	@test -x $(SCHEMAS)/bin/check-jsonschema || { $(BIN)/python -m venv $(SCHEMAS) && $(SCHEMAS)/bin/python -m pip install --quiet 'pip>=25.1' && $(SCHEMAS)/bin/python -m pip install --quiet --group schemas; }
 	$(SCHEMAS)/bin/kubernetes-validate --strict deploy/kubernetes/configmap.yaml deploy/kubernetes/networkpolicy.yaml deploy/kubernetes/service.yaml deploy/kubernetes/statefulset.yaml
 	$(SCHEMAS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+test-sparks: setup java ## run the Spark tests with PySpark 4.0 to 4.3, an hour (select: ARGS='--versions 4.0 tests/spark/test_kv.py')
+	$(BIN)/python bench/spark_versions.py $(ARGS)
 
 docs: setup ## build the documentation in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

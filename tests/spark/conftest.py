@@ -30,6 +30,7 @@ from headrace.reader.blocking_connection import (
     ServerAddress,
     drop_connection,
 )
+from headrace.spark.pyspark_compat import HAS_READ_LIMITS
 from support.ports import free_port
 
 Query = TypeVar("Query", bound=DataSourceStreamReader)
@@ -41,6 +42,12 @@ FOLDER = Path(__file__).parent
 TIMEOUT_S = 30.0
 #: Queries are short and cores few: the second compiler and parallel collection would cost more than they save.
 BRISK = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+needs_read_limits = pytest.mark.skipif(
+    not HAS_READ_LIMITS, reason="a Python source has limits per batch since PySpark 4.2"
+)
+needs_batch_starts = pytest.mark.skipif(
+    not HAS_READ_LIMITS, reason="Spark tells a Python source where a batch starts since PySpark 4.2"
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -171,6 +178,11 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.02)
+
+
+def make_batch_limit(messages: int) -> dict[str, int]:
+    """Return the options of a query with several batches; before PySpark 4.2 one batch reads everything."""
+    return {"maxMessagesPerTrigger": messages} if HAS_READ_LIMITS else {}
 
 
 def monitored() -> Setup:

@@ -24,7 +24,7 @@ from headrace.reader.options import OptionError
 from headrace.spark import resolve
 from headrace.spark.jobs.object_inventory import list_objects
 from headrace.spark.schema import CLAIM_TYPE
-from spark.conftest import TIMEOUT_S, Broker, eventually
+from spark.conftest import TIMEOUT_S, Broker, eventually, needs_batch_starts
 from spark.test_batch_reader import Load
 
 REFERENCE = reference.Reference("id1", "bucket", "ns/t/2026111500/id1", 5, "none", "c", 5, "s", 10, 20)
@@ -152,6 +152,7 @@ def test_a_function_runs_where_the_payloads_are(
         resolve(frame.select("claim", "data"), len, "int", claims=config)
 
 
+@needs_batch_starts
 def test_what_a_query_may_read_again_is_protected(
     broker: Broker, spark: SparkSession, name: str, stocked: list[bytes], settings: str, tmp_path: Path
 ) -> None:

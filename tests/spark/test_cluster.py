@@ -15,7 +15,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from spark.conftest import BRISK, Broker, eventually
+from spark.conftest import BRISK, Broker, eventually, make_batch_limit
 from support.ports import free_port
 
 HOME = Path(pyspark.__file__).parent
@@ -142,7 +142,7 @@ STANDALONE = """
     Path(folder, "found").write_text(json.dumps(found))
 
     feed = spark.readStream.format("headrace").option("servers", url).option("stream", stream)
-    feed = feed.option("starting", "earliest").option("maxMessagesPerTrigger", 400).option("minPartitions", 2).load()
+    feed = feed.options(starting="earliest", minPartitions=2, **limit).load()
     writer = feed.writeStream.format("parquet").option("checkpointLocation", folder + "/checkpoint")
     query = writer.start(folder + "/rows")
     while not Path(folder, "all").exists() and not query.awaitTermination(0.2):
@@ -159,6 +159,7 @@ def test_a_standalone_cluster_reads_by_both_paths_and_survives_a_killed_executor
     own_broker.create(name)
     own_broker.fill(name, MESSAGES)
     names = {"master": cluster.url, "url": own_broker.url, "web": own_broker.web, "stream": name}
+    names["limit"] = make_batch_limit(400)
     process = driver(STANDALONE, tmp_path, **names)
     commits = tmp_path / "checkpoint" / "commits"
     try:

@@ -12,7 +12,7 @@ import nats
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.conftest import TIMEOUT_S, Broker
+from spark.conftest import TIMEOUT_S, Broker, make_batch_limit
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -34,11 +34,12 @@ def run(page: str, names: dict[str, Any], **replaced: str) -> int:
     return len(blocks)
 
 
-_WORDS = {"url": "nats://127.0.0.1:4222", "images": "docs/images"}
+_WORDS = {"url": "nats://127.0.0.1:4222", "images": "docs/images", "limit": ", maxMessagesPerTrigger=40"}
 
 
 def test_the_spark_docs_run(ours: Broker, spark: SparkSession) -> None:
-    assert run("reference/spark.md", {"spark": spark}, url=ours.url) >= 6
+    limit = {} if make_batch_limit(40) else {"limit": ""}
+    assert run("reference/spark.md", {"spark": spark}, url=ours.url, **limit) >= 6
 
 
 def test_the_spark_tutorial_runs(ours: Broker, spark: SparkSession, tmp_path: Path) -> None:

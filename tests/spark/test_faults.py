@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import headrace
 from headrace.reader.blocking_connection import BlockingConnection
@@ -25,7 +24,8 @@ from headrace.spark import schema as schemas
 from headrace.spark.batch_reader import JetStreamBatchReader
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from headrace.spark.offsets import DataLoss
-from spark.conftest import Begun, Broker, eventually
+from headrace.spark.pyspark_compat import ReadAllAvailable
+from spark.conftest import Begun, Broker, eventually, needs_read_limits
 
 SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
 
@@ -185,6 +185,7 @@ def test_few_messages_wait_no_longer_than_the_delay(
     assert query.latestOffset(start, ReadAllAvailable())["next_seq"] == 101
 
 
+@needs_read_limits
 def test_a_batch_that_fails_stays_in_the_queue(
     broker: Broker, spark: SparkSession, name: str, tmp_path: Path
 ) -> None:

@@ -15,11 +15,12 @@ from headrace.reader.options import OptionError
 from headrace.spark import jobs
 from headrace.spark.jobs.kv_snapshot import replace_table
 from headrace.spark.offsets import DataLoss
-from spark.conftest import Broker
+from spark.conftest import Broker, needs_read_limits
 from spark.test_kv import bucket, changes
 from support.processes import headrace
 
 
+@needs_read_limits
 def test_a_stream_is_landed_united_with_its_tail_and_replayed(
     ours: Broker,
     spark: SparkSession,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from conformance.servers import NATS_SERVER, OURS
 from headrace.reader import stream_admin
@@ -16,7 +15,8 @@ from headrace.reader.options import parse_read_options
 from headrace.spark import schema as schemas
 from headrace.spark.kv.kv_datasource import KV_SCHEMA, KvDataSource
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
-from spark.conftest import Begun, Broker
+from headrace.spark.pyspark_compat import ReadAllAvailable
+from spark.conftest import Begun, Broker, make_batch_limit
 
 Load = Callable[..., DataFrame]
 WAYS = [(OURS, "wire"), (OURS, "folder"), (OURS, "http"), (NATS_SERVER, "wire")]
@@ -83,7 +83,7 @@ def test_available_now_gives_each_subject_once_and_then_what_is_new(
 
     def run() -> None:
         reader = spark.readStream.format("headrace").option("servers", broker.url).option("stream", name)
-        frame = reader.option("starting", "last-per-subject").option("maxMessagesPerTrigger", 4).load()
+        frame = reader.options(starting="last-per-subject", **make_batch_limit(4)).load()
         writer = frame.writeStream.foreachBatch(
             lambda batch, _: seen.extend(int(row.data) for row in batch.select("data").collect())
         )

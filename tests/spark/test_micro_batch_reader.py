@@ -21,7 +21,7 @@ from headrace.reader.options import parse_read_options
 from headrace.spark import schema as schemas
 from headrace.spark.lag_metrics import compute_lag, watch
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
-from spark.conftest import BRISK, Broker, eventually
+from spark.conftest import BRISK, Broker, eventually, make_batch_limit, needs_read_limits
 
 Start = Callable[..., StreamingQuery]
 
@@ -63,6 +63,7 @@ def our_landing(spark: SparkSession, ours: Broker, name: str, tmp_path: Path) ->
     return Landing(spark, ours, name, tmp_path)
 
 
+@needs_read_limits
 def test_available_now_reads_in_limited_batches_and_goes_on_later(landing: Landing) -> None:
     broker, stream = landing.broker, landing.stream
     broker.create(stream)
@@ -108,6 +109,7 @@ def test_new_messages_are_read_and_the_lag_is_reported(our_landing: Landing, spa
     assert seen == [11, 12, 13, 14, 15]
 
 
+@needs_read_limits
 def test_few_messages_wait_for_more_or_for_their_time(our_landing: Landing, spark: SparkSession) -> None:
     landing = our_landing
     broker, stream = landing.broker, landing.stream
@@ -174,7 +176,7 @@ def test_interior_gaps_are_no_loss(our_landing: Landing) -> None:
     broker.fill(stream, 20)
     for seq in (5, 6, 11):
         broker.api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq})
-    landing.run(maxMessagesPerTrigger=5)
+    landing.run(**make_batch_limit(5))
     assert landing.numbers() == [n for n in range(20) if n + 1 not in (5, 6, 11)]
 
 
@@ -201,7 +203,7 @@ def test_a_broker_killed_in_mid_query_costs_nothing(
     broker.fill(name, 3000)
     landing = Landing(spark, broker, name, tmp_path)
     options = {"path": broker.path} if direct else {}
-    query = landing.start(availableNow=False, maxMessagesPerTrigger=500, **options)
+    query = landing.start(availableNow=False, **make_batch_limit(500), **options)
     try:
         eventually(lambda: any(p.numInputRows for p in query.recentProgress) or not query.isActive)
         broker.server.restart(crash=True)
@@ -229,6 +231,7 @@ DRIVER = """
 
 
 @pytest.mark.slow
+@needs_read_limits
 def test_a_driver_killed_in_mid_query_costs_nothing_of_a_queue(
     spark: SparkSession, own_broker: Broker, name: str, tmp_path: Path
 ) -> None:

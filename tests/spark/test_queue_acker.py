@@ -14,7 +14,7 @@ from headrace.reader.stream_admin import StreamError
 from headrace.spark import schema as schemas
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from headrace.spark.queue_acker import QueueAcker
-from spark.conftest import Broker, eventually
+from spark.conftest import Broker, eventually, make_batch_limit, needs_batch_starts
 
 SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
 
@@ -37,12 +37,13 @@ def drain(spark: SparkSession, broker: Broker, name: str, folder: Path, **option
     return sorted(seen)
 
 
+@needs_batch_starts
 def test_a_work_queue_is_emptied_by_what_is_finished_to_the_last_batch(
     broker: Broker, spark: SparkSession, name: str, tmp_path: Path
 ) -> None:
     broker.create(name, retention="workqueue")
     broker.fill(name, 2500)
-    options = {"consumer": "spark", "maxMessagesPerTrigger": 1000}
+    options = {"consumer": "spark", **make_batch_limit(1000)}
     assert drain(spark, broker, name, tmp_path, **options) == list(range(2500))
     assert broker.state(name)["messages"] == 0
     broker.fill(name, 10, start=2500)

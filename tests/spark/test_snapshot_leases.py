@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace.reader.options import parse_read_options
 from headrace.spark import schema as schemas
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from headrace.spark.offsets import DataLoss
-from spark.conftest import Begun, Broker, eventually
+from headrace.spark.pyspark_compat import ReadAllAvailable
+from spark.conftest import Begun, Broker, eventually, needs_read_limits
 
 Reader = Callable[..., JetStreamMicroBatchReader]
 
@@ -57,6 +57,7 @@ def test_a_repeated_batch_reads_what_is_gone_since(own_broker: Broker, reader: R
         rows(reader(broker, name), start, {**end, "pin": "0-0"})
 
 
+@needs_read_limits
 def test_pins_serve_several_batches_and_are_let_go_of(own_broker: Broker, reader: Reader, name: str) -> None:
     broker = own_broker
     broker.create(name)

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import DataStreamWriter
 
-from spark.conftest import Broker
+from spark.conftest import Broker, make_batch_limit
 
 Load = Callable[..., DataFrame]
 
@@ -120,7 +120,7 @@ def copied(
 ) -> None:
     """Run a streaming query from one stream to another, in another order and division each time."""
     reader = spark.readStream.format("headrace").option("servers", broker.url).option("stream", origin)
-    frame = reader.options(starting="earliest", maxMessagesPerTrigger=400, minPartitions=partitions).load()
+    frame = reader.options(starting="earliest", minPartitions=partitions, **make_batch_limit(400)).load()
     shuffled = frame.selectExpr(f"'{name}.x' as subject", "data").repartition(partitions, f.rand())
     run_query(shuffled.writeStream, broker, name, checkpoint, **options)
 
@@ -132,8 +132,9 @@ def run_query(writer: DataStreamWriter, broker: Broker, name: str, checkpoint: P
     assert query.awaitTermination(250)
 
 
-def forget_commit(checkpoint: Path, epoch: int) -> None:
-    """Remove Spark's commit, as a crash between the sink's writes and that commit would."""
+def forget_last_commit(checkpoint: Path) -> None:
+    """Remove Spark's last commit, as a crash between the sink's writes and that commit would."""
+    epoch = max(int(each.name) for each in (checkpoint / "commits").glob("[0-9]*"))
     for forgotten in (f"{epoch}", f".{epoch}.crc"):
         (checkpoint / "commits" / forgotten).unlink(missing_ok=True)
 
@@ -147,7 +148,7 @@ def test_an_epoch_repeated_from_the_checkpoint_in_another_order_writes_nothing_t
     sink(broker, name)
     copied(spark, broker, origin, name, tmp_path, 2)
     assert stored(broker, load, name) == list(range(700))
-    forget_commit(tmp_path, 1)
+    forget_last_commit(tmp_path)
     copied(spark, broker, origin, name, tmp_path, 3)
     assert stored(broker, load, name) == list(range(700))
 
@@ -172,7 +173,7 @@ def test_a_driver_that_fails_in_the_commit_continues_with_other_partitions(
     if step == "after the rows":
         broker.api(f"STREAM.UPDATE.{blocked}", {**config, "deny_purge": True})
         copied(spark, broker, origin, name, tmp_path, 3, queryName=f"q{name}")
-        forget_commit(tmp_path, 1)
+        forget_last_commit(tmp_path)
     else:
         sealed = {**config, "max_msgs": broker.state(blocked)["messages"], "discard": "new"}
         if step == "before the record":
@@ -197,7 +198,7 @@ def test_a_stateful_query_with_a_name_that_is_repeated_writes_every_row_once(
     frame = distinct.selectExpr(f"'{name}.x' as subject", "data")
     for attempt in range(2):
         if attempt:
-            forget_commit(tmp_path, 0)
+            forget_last_commit(tmp_path)
         run_query(frame.writeStream, ours, name, tmp_path, queryName=f"q{name}")
     assert stored(ours, load, name) == list(range(500))
 

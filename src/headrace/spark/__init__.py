@@ -17,9 +17,16 @@ __all__ = ["register", "resolve"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the data sources with a session."""
+    """Register the data sources with a session, unless it has found them by itself."""
+    from pyspark.errors import AnalysisException
+
     for source in _data_sources():
-        spark.dataSource.register(source)
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            # PySpark 4.0 refuses a source that it has discovered; later versions replace it.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 def _data_sources() -> list[type[Any]]:
