@@ -130,6 +130,32 @@ def test_the_error_about_a_header_does_not_show_its_value() -> None:
     assert "secret" not in str(error.value)
 
 
+@ATOMIC
+@MODES
+@pytest.mark.parametrize("reason", ["ttl", "full subject"])
+def test_a_refused_row_does_not_change_the_order(
+    broker: Broker, name: str, allow_atomic: bool, mode: str, reason: str
+) -> None:
+    """A batch with such a row is refused as a whole, and its other rows are sent again."""
+    per_subject = {"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}
+    limits = per_subject if reason == "full subject" else {}
+    broker.create(name, allow_atomic=allow_atomic, **limits)
+    broker.create(name + "DL", subjects=[name + "DL.>"])
+    place = target(broker, name, dead_letter=name + "DL.x", batch_messages=10)
+    subjects = [f"{name}.{4 if reason == 'full subject' and n == 5 else n}".encode() for n in range(40)]
+    ttls = [b"Nats-TTL: 1h\r\n" if reason == "ttl" and n == 5 else b"" for n in range(40)]
+    ids = [b"Nats-Msg-Id: i%d\r\n" % n if mode == "ids" else b"" for n in range(40)]
+    messages = [(subjects[n], ttls[n] + ids[n], b"%d" % n) for n in range(40)]
+    if mode == "staged":
+        write_epoch(place, messages)
+    else:
+        DirectWriter(place, needs_ids=mode == "ids").publish(messages)
+    stored = [int(base64.b64decode(message["data"])) for message in stored_messages(broker, name)]
+    if mode == "at least once":
+        stored = list(dict.fromkeys(stored))  # what was sent again may be there twice
+    assert stored == [number for number in range(40) if number != 5]
+
+
 @pytest.mark.parametrize("is_atomic", [False, True])
 @pytest.mark.parametrize("mode", ["ids", "staged"])
 def test_a_foreign_row_does_not_change_the_order(

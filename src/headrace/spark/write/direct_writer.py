@@ -16,7 +16,12 @@ from headrace.spark.write.acks import AckReader, describe_error, explain_refusal
 from headrace.spark.write.batch_encoding import encode_atomic_batch
 from headrace.spark.write.claim_upload import UploadedClaim
 from headrace.spark.write.dead_letters import DeadLetters, RefusedRow
-from headrace.spark.write.encode_rows import MessageColumns, RawMessage, find_row_without_header
+from headrace.spark.write.encode_rows import (
+    MessageColumns,
+    RawMessage,
+    find_row_without_header,
+    has_server_header,
+)
 from headrace.spark.write.progress_log import make_id
 from headrace.spark.write.publish_pipeline import PublishPipeline
 from headrace.spark.write.staged_writer import (
@@ -92,6 +97,9 @@ class DirectWriter:
             self._pipeline.drain()
         else:
             self._pipeline.publish(batch)
+            if self._is_atomic and (self._target.refuses_full_subjects or has_server_header(batch.columns)):
+                # A batch that is refused is sent again, row by row.
+                self._pipeline.drain()
 
     def _check_ids(self, batch: WriteBatch) -> None:
         row = find_row_without_header(batch.columns, MSG_ID)

@@ -162,6 +162,13 @@ def any_has_header(columns: MessageColumns, name: bytes) -> bool:
     return columns.header_lines is not None and bool(pc.any(_have_header(columns.header_lines, name)).as_py())
 
 
+def has_server_header(columns: MessageColumns) -> bool:
+    """Return whether any message has a header that servers interpret, so that one may refuse the message for its sake."""
+    if columns.header_lines is None:
+        return False
+    return bool(pc.any(pc.match_substring(columns.header_lines, b"nats-", ignore_case=True)).as_py())
+
+
 def find_row_without_header(columns: MessageColumns, name: bytes) -> int | None:
     """Return the first message without a header of this name; None if all have it."""
     if columns.header_lines is None:

@@ -44,8 +44,10 @@ class ResultHandler:
         self._sender = sender
         self._letters = DeadLetters(target, is_committed=True)
         self._uploader = target.make_claim_uploader()
-        # If the position must follow each window, nothing is sent ahead; nor if errors may overtake acknowledgements.
-        self._ahead = _WINDOWS_AHEAD if target.is_atomic and not target.is_volatile else 0
+        # If the position must follow each window, nothing is sent ahead; nor if errors may overtake acknowledgements,
+        # or if any row may be refused.
+        is_fast = target.is_atomic and not (target.is_volatile or target.refuses_full_subjects)
+        self._ahead = _WINDOWS_AHEAD if is_fast else 0
         self._pending: deque[tuple[PlannedBlock, SentWindow]] = deque()
         self._block: PlannedBlock | None = None
 
@@ -58,8 +60,9 @@ class ResultHandler:
         """Add a window of the block; wait for earlier ones if too many have no reply."""
         assert self._block is not None, "a block begins before its windows"
         self._pending.append((self._block, sent))
-        # Windows that still have to be sent must not be overtaken by later ones.
-        ahead = 0 if sent.window.as_single or sent.is_deferred else self._ahead
+        # Windows that still have to be sent, or sent again, must not be overtaken by later ones.
+        window = sent.window
+        ahead = 0 if window.as_single or sent.is_deferred or window.may_be_refused else self._ahead
         while len(self._pending) > ahead:
             self._settle()
 

@@ -20,7 +20,7 @@ from headrace.spark.write.acks import (
     explain_refusal,
 )
 from headrace.spark.write.batch_encoding import encode_atomic_batch
-from headrace.spark.write.encode_rows import MessageColumns, any_has_header
+from headrace.spark.write.encode_rows import MessageColumns, any_has_header, has_server_header
 from headrace.spark.write.progress_log import make_id
 from headrace.spark.write.stored_rows import MSG_ID, ROW_HEADER, make_batch_mark, make_row_mark
 from headrace.spark.write.target_subjects import has_foreign_subject
@@ -42,6 +42,11 @@ class Window:
 
     def __len__(self) -> int:
         return len(self.columns)
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether the server may refuse it because of one of its rows."""
+        return has_server_header(self.columns)
 
     @property
     def has_ids(self) -> bool:
