@@ -68,6 +68,22 @@ def test_a_table_with_large_payloads_comes_back_whole(
     assert sorted(len(row.data) for row in whole.collect()) == [10] * 32 + [LARGE] * 8
 
 
+@pytest.mark.parametrize(("ttl", "shorter"), [("never", False), ("1000h", False), ("90s", True)])
+def test_no_message_outlives_its_claim_because_of_its_own_ttl(
+    ours: Broker, name: str, settings: str, ttl: str, shorter: bool
+) -> None:
+    sink(ours, name)
+    row = (f"{name}.x".encode(), b"A: 1\r\nNats-TTL: %s\r\nB: 2\r\n" % ttl.encode(), b"x" * LARGE)
+    write_epoch(target(ours, name, settings), [row])
+    (found,) = messages(ours, name)
+    header = base64.b64decode(found["hdrs"]).decode()
+    assert f"Nats-TTL: {ttl}\r\n" in header if shorter else f"Nats-TTL: {ttl}" not in header
+    assert header.count("Nats-TTL: ") == 1
+    assert f"Claim-Sent-TTL: {ttl}\r\n" in header, "readers restore it"
+    assert "A: 1\r\n" in header
+    assert "B: 2\r\n" in header
+
+
 def target(broker: Broker, name: str, settings: str, **changes: Any) -> WriteTarget:
     address = ServerAddress(servers=(broker.url,))
     uploads = ClaimUploadConfig(address, load_claim_configs(settings)[0], name, True)

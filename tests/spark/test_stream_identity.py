@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from conformance import backups
+from conformance.client import Client
 from headrace.errors import DataLoss, HeadraceError
 from headrace.reader.options import parse_read_options
 from headrace.spark import jobs
@@ -104,6 +106,70 @@ def test_a_query_that_runs_for_long_keeps_few_decisions(ours: Broker, name: str,
         position = reader.latestOffset(position)
     assert position["next_seq"] == 21
     assert len(reader._get_identity_checker()._decisions) <= 8
+
+
+def take_backup(broker: Broker, stream: str) -> bytes:
+    with Client(broker.server.port) as client:
+        return backups.take(client, stream).data
+
+
+def restore(broker: Broker, stream: str, data: bytes) -> None:
+    """Delete a stream and restore it from a backup, as an operator does."""
+    config = broker.api(f"STREAM.INFO.{stream}")["config"]
+    broker.api(f"STREAM.DELETE.{stream}")
+    with Client(broker.server.port) as client:
+        assert "error" not in backups.give(client, stream, data, config)
+
+
+@pytest.mark.parametrize("is_running", [False, True], ids=["started again", "running"])
+def test_a_restored_stream_continues_the_checkpoint(
+    broker: Broker, name: str, begun: Begin, is_running: bool
+) -> None:
+    """The query reads what was written since the backup as well, whether it runs meanwhile or not."""
+    broker.create(name)
+    broker.fill(name, 10)
+    given = {"servers": broker.url, "stream": name, "starting": "earliest"}
+    numbers: list[int] = []
+
+    def start_reader() -> JetStreamMicroBatchReader:
+        return begun(JetStreamMicroBatchReader(parse_read_options(given), SCHEMA))
+
+    def read(reader: JetStreamMicroBatchReader, start: dict[str, Any]) -> dict[str, Any]:
+        end = json.loads(json.dumps(reader.latestOffset(start)))
+        for part in reader.partitions(start, end) if end != start else ():
+            numbers.extend(int(row) for batch in reader.read(part) for row in batch["data"].to_pylist())
+        return end
+
+    reader = start_reader()
+    offset = read(reader, reader.initialOffset())
+    broker.fill(name, 5, start=10)
+    restore(broker, name, take_backup(broker, name))
+    if not is_running:
+        reader = start_reader()
+    offset = read(reader, offset)
+    assert numbers == list(range(15))
+    broker.fill(name, 5, start=15)
+    offset = read(reader, offset)
+    assert numbers == list(range(20))
+    reader.commit(offset)
+
+
+def test_a_backup_older_than_the_checkpoint_is_a_loss(broker: Broker, name: str, begun: Begin) -> None:
+    broker.create(name)
+    broker.fill(name, 10)
+    data = take_backup(broker, name)
+    broker.fill(name, 5, start=10)
+    query = Query(begun)
+    query.run(broker, name)
+    restore(broker, name, data)
+    with pytest.raises(DataLoss):
+        query.run(broker, name)
+    broker.fill(name, 10, start=100)
+    with pytest.raises(DataLoss, match=r"is not the one in the checkpoint|deleted and created again"):
+        query.run(broker, name)
+    assert query.numbers == list(range(15))
+    query.run(broker, name, failOnDataLoss="false")
+    assert set(query.numbers) >= set(range(100, 110)), "nothing that is new is skipped"
 
 
 def test_a_limit_that_removed_the_first_messages_does_no_harm(

@@ -128,7 +128,7 @@ class ReferencePublisher:
         """Publish with a TTL, if the stream allows it, so that the message ends soon after its claim."""
         ttl_s = compute_message_ttl_s(reference.expires_at, self._config, self._clock.now_ns())
         if TTL in headers:
-            timed = _limit_sent_ttl(headers, ttl_s)
+            timed = limit_sent_ttl(headers, ttl_s)
             return await self._jetstream.publish(subject, reference.encode(), timed)
         if subject not in self._subjects_without_ttl:
             try:
@@ -141,7 +141,7 @@ class ReferencePublisher:
         return await self._jetstream.publish(subject, reference.encode(), headers)
 
 
-def _limit_sent_ttl(headers: Mapping[str, str], ttl_s: int) -> dict[str, str]:
+def limit_sent_ttl(headers: Mapping[str, str], ttl_s: int) -> dict[str, str]:
     """Return the headers with the sender's TTL, or the claim's if that is shorter; restored messages have the sender's."""
     sent_s = _parse_ttl_s(headers[TTL])
     ttl = headers[TTL] if sent_s is None or sent_s <= ttl_s else f"{ttl_s}s"

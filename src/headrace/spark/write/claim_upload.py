@@ -23,6 +23,7 @@ from headrace.claims import ClaimConfig, Claims
 from headrace.claims import reference as references
 from headrace.claims.producer import ClaimProducer
 from headrace.claims.reference import Reference
+from headrace.claims.reference_publisher import limit_sent_ttl
 from headrace.claims.registry import ClaimEntry
 from headrace.clock import SystemClock
 from headrace.reader.blocking_connection import ServerAddress
@@ -174,12 +175,24 @@ def _replace_with_references(
     for row, entry in zip(rows, entries, strict=True):
         payloads[row] = Reference(**(entry.reference or {})).encode()
         header_lines[row] += f"{references.CLAIM_HEADER}: true\r\n".encode()
-        if config.allows_ttl and find_header(header_lines[row], _TTL) is None:
+        if config.allows_ttl:
             # The message ends soon after its claim, which may be from an attempt long ago.
             ttl_s = references.compute_message_ttl_s(entry.expires_at, config.claim_config, now_ns)
-            header_lines[row] += b"%s: %ds\r\n" % (_TTL, ttl_s)
+            header_lines[row] = _limit_ttl(header_lines[row], ttl_s)
     return replace(
         columns, header_lines=pa.array(header_lines, pa.binary()), payloads=pa.array(payloads, pa.binary())
+    )
+
+
+def _limit_ttl(header_lines: bytes, ttl_s: int) -> bytes:
+    """Return the headers of a row with a TTL: that of its claim, or its own if that is shorter."""
+    sent = find_header(header_lines, _TTL)
+    if sent is None:
+        return header_lines + b"%s: %ds\r\n" % (_TTL, ttl_s)
+    lines = [line for line in header_lines.split(b"\r\n") if line and not line.startswith(b"%s: " % _TTL)]
+    limited = limit_sent_ttl({references.TTL: sent.decode()}, ttl_s)
+    return b"".join(
+        b"%s\r\n" % line for line in [*lines, *(f"{name}: {ttl}".encode() for name, ttl in limited.items())]
     )
 
 
