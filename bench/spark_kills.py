@@ -8,6 +8,8 @@ Headrace server or a node of a cluster of three nats-servers), what died is star
 complete: each row once with the right content, or at least once in that mode. Half of the kills are aimed at an epoch
 that is half-written. Rounds are spread over all combinations of server, query, mode and victim.
 
+With `--plant NAME` the sink has a bug, and the campaign ends with success at the first round that notices it.
+
 Results are appended to `rounds.jsonl` in the folder of results, and a run with the same seed and rounds continues there.
 What explains a violation is kept beside it.
 """
@@ -18,6 +20,7 @@ import argparse
 import itertools
 import json
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -31,6 +34,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(1, str(Path(__file__).parents[1] / "src"))
 
 from kills.plan import DIMENSIONS, VICTIMS, RoundPlan, iter_blocks, make_plan, select_open_rounds
+from kills.plants import PLANTS, plant_bug
 from kills.rounds import QueryUnderTest, RoundResult
 from kills.servers import BACKENDS, Backend
 from kills.spark_cluster import SparkCluster
@@ -45,12 +49,16 @@ class Campaign:
 
     def __init__(self, folder: Path, given: argparse.Namespace, *, is_long: bool) -> None:
         self._folder, self._out, self._seed, self._limit_s = folder, given.out, given.seed, given.limit
-        self._cluster = SparkCluster(folder, is_archived=is_long)
+        source = plant_bug(given.plant, ROOT / "src", folder) if given.plant else ROOT / "src"
+        self._cluster = SparkCluster(folder, source, is_archived=is_long)
         self._backends: dict[str, Backend] = {}
+        self._plant = given.plant
+        #: Whether the planted bug was noticed.
+        self.has_noticed = False
 
     def run_block(self, block: Sequence[RoundPlan]) -> None:
-        """Run rounds of one query; after a violation the others get a new one."""
-        while block:
+        """Run rounds of one query; after a violation the others get a new one, unless a bug was to be noticed."""
+        while block and not self.has_noticed:
             first = block[0]
             folder = self._folder / f"query-{first.number}"
             draw = random.Random(f"{self._seed}-{first.number}")
@@ -69,6 +77,7 @@ class Campaign:
                 query.dump(self._out / f"round-{plan.number}")
                 query.abandon()
             self._record(result)
+            self.has_noticed = bool(self._plant and result.violations)
             if result.violations:
                 return place
         return len(block)
@@ -145,7 +154,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="servers, queries, modes and victims, separated by commas")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "spark-kills")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a round is stuck")
+    parser.add_argument("--plant", default="", choices=["", *PLANTS], help="a bug; a round must notice it")
     given = parser.parse_args()
+    if given.plant:
+        given.out = given.out / given.plant
+        shutil.rmtree(given.out, ignore_errors=True)
+        given.only = ",".join(filter(None, [given.only, PLANTS[given.plant].mode]))
     only = [each for each in given.only.split(",") if each]
     unknown = set(only) - {each for of in DIMENSIONS.values() for each in of}
     if unknown:
@@ -164,7 +178,7 @@ def main() -> None:
                 campaign.close()
     results = load_results(given.out, given.seed)
     print_summary(results)
-    if any(each["violations"] for each in results):
+    if any(each["violations"] for each in results) != bool(given.plant):
         sys.exit(1)
 
 

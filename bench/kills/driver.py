@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+from headrace.spark.pyspark_compat import HAS_READ_LIMITS
 from kills.ledger import DELAY_MS, WINDOW_MS
 
 _POLL_S = 0.1
@@ -67,9 +68,10 @@ def read_rows(spark: SparkSession, given: dict[str, Any], side: str) -> DataFram
         stream=given["source"],
         subject=f"{given['source']}.{side}.*",
         starting="earliest",
-        maxMessagesPerTrigger=given["epoch_rows"],
         minPartitions=2,
     )
+    if HAS_READ_LIMITS:
+        feed = feed.option("maxMessagesPerTrigger", given["epoch_rows"])
     parts = feed.load().selectExpr("split(string(data), ',') as part", "string(data) as data")
     return parts.selectExpr(
         "int(part[0]) as id",

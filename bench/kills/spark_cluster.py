@@ -66,7 +66,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = _STA
         time.sleep(_PAUSE_S)
 
 
-def make_environment(mark: str, folder: Path) -> dict[str, str]:
+def make_environment(mark: str, folder: Path, source: Path) -> dict[str, str]:
     """Return the environment of all programs; `mark` is found in that of all processes that they start."""
     scratch = folder / "scratch"  # for what a killed process leaves behind
     scratch.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def make_environment(mark: str, folder: Path) -> dict[str, str]:
         "SPARK_HOME": str(_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH", "")])),
         "SPARK_NO_DAEMONIZE": "1",
         "SPARK_DAEMON_MEMORY": "256m",
         # Executors that are killed again and again are no reason to end the application.
@@ -123,8 +123,11 @@ class Program:
 class Driver:
     """The driver program, one process at a time; a query that it runs can be started again by a new one."""
 
-    def __init__(self, master: str, folder: Path, mark: str, jvm_options: str) -> None:
+    def __init__(
+        self, master: str, folder: Path, mark: str, jvm_options: str, environment: dict[str, str]
+    ) -> None:
         self._master, self._folder, self._mark, self._jvm_options = master, folder, mark, jvm_options
+        self._environment = environment
         self._events = folder / "driver.events"
         self.log = folder / "driver.log"
         self._program: Program | None = None
@@ -203,7 +206,7 @@ class Driver:
     def _start(self) -> None:
         command = [sys.executable, str(ROOT / "bench" / "kills" / "driver.py"), self._master]
         command += [str(self._folder), self._jvm_options]
-        self._program = Program(command, self.log, make_environment(self._mark, self._folder), self._events)
+        self._program = Program(command, self.log, self._environment, self._events)
 
     def _send(self, command: dict[str, Any] | str) -> None:
         assert self._program is not None
@@ -216,10 +219,10 @@ class Driver:
 class SparkCluster:
     """Master, workers and the driver."""
 
-    def __init__(self, folder: Path, *, is_archived: bool = False) -> None:
-        """Start it; with an archive of classes that makes later starts faster, if `is_archived`."""
+    def __init__(self, folder: Path, source: Path = ROOT / "src", *, is_archived: bool = False) -> None:
+        """Start it with the package in `source`; with an archive of classes for faster starts, if `is_archived`."""
         self._mark = f"{os.getpid()}-{time.time_ns()}"
-        self._environment = make_environment(self._mark, folder)
+        self._environment = make_environment(self._mark, folder, source)
         self._programs: list[Program] = []
         spark_class = str(_HOME / "bin" / "spark-class")
         port = free_port()
@@ -238,7 +241,7 @@ class SparkCluster:
             self.close()
             raise
         archive = make_archive(folder / "classes.jsa", self._environment) if is_archived else ""
-        self.driver = Driver(url, folder, self._mark, archive)
+        self.driver = Driver(url, folder, self._mark, archive, self._environment)
 
     def _add(self, command: list[str], log: Path) -> Program:
         self._programs.append(Program(command, log, self._environment))

@@ -74,8 +74,8 @@ INSIDE: dict[str, list[str]] = {
         "internal_client leafnode",
     ],
     "reader": [
-        "batch_cast blocking_connection claim_fetch claim_reference_column json_scalars kv_rows option_aliases option_values",
-        "json_values",
+        "batch_cast blocking_connection claim_fetch claim_reference_column json_scalars kv_rows option_values",
+        "json_values option_aliases",
         "options direct_get_decode",
         "stream_admin claim_inline snapshot_reader fingerprint",
         "leader_reader claim_lease http_snapshot stream_names",
