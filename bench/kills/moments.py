@@ -89,6 +89,8 @@ class EpochWatcher:
     def find_stored_share(self) -> float | None:
         """Return which share of the last epoch's rows is in the target, if it has one row for each of the source."""
         begun = list_epochs(self._checkpoint, "offsets")
+        if not begun:
+            return None
         ends = [0, *(_read_end(self._checkpoint / "offsets" / str(epoch)) for epoch in begun[-2:])]
         first, last = ends[-2:]
         stored = self._backend.last_seq(self._streams.target)

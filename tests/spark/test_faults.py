@@ -161,6 +161,7 @@ def test_what_comes_after_a_loss_is_read_where_loss_is_accepted(
     assert found == list(range(20, 32))
 
 
+@needs_read_limits
 def test_few_messages_wait_no_longer_than_the_delay(
     ours: Broker, name: str, begun: Begun[JetStreamMicroBatchReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
