@@ -16,15 +16,9 @@ from spark.conftest import Broker, eventually
 
 
 def bucket(broker: Broker, name: str, history: int, **config: Any) -> None:
-    broker.create(
-        f"KV_{name}",
-        subjects=[f"$KV.{name}.>"],
-        max_msgs_per_subject=history,
-        allow_rollup_hdrs=True,
-        allow_msg_ttl=True,
-        subject_delete_marker_ttl=60_000_000_000,
-        **config,
-    )
+    base = {"subjects": [f"$KV.{name}.>"], "max_msgs_per_subject": history, "allow_rollup_hdrs": True}
+    times = {"allow_msg_ttl": True, "subject_delete_marker_ttl": 60_000_000_000}
+    broker.create(f"KV_{name}", **{**base, **times, **config})
 
 
 def changes(broker: Broker, name: str) -> None:
@@ -207,8 +201,9 @@ def test_a_stream_of_changes_is_written_and_read(
 
 
 def test_what_ran_out_is_told(broker: Broker, spark: SparkSession, name: str) -> None:
-    bucket(broker, name, 1, max_age=1_000_000_000)
-    broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"short")])
+    """The value has a TTL; with `max_age` of the bucket, the marker would end as soon as the value."""
+    bucket(broker, name, 1, subject_delete_marker_ttl=3600 * 10**9)
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"Nats-TTL: 1s\r\n", b"short")])
     eventually(lambda: broker.state(f"KV_{name}")["last_seq"] == 2)
     (row,) = load(spark, broker, name, mode="history").collect()
     assert (row.key, row.value, row.revision, row.operation) == ("a", None, 2, "expired")

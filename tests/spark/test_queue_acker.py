@@ -153,6 +153,7 @@ def test_nothing_of_a_queue_made_anew_is_taken_for_finished(broker: Broker, name
     assert (new["next_seq"], broker.state(name)["messages"]) == (11, 0)
 
 
+@needs_batch_starts
 def test_an_interest_stream_lets_go_of_what_is_finished(
     ours: Broker, spark: SparkSession, name: str, tmp_path: Path
 ) -> None:
