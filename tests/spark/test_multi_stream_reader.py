@@ -17,7 +17,7 @@ from headrace.spark import schema as schemas
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from headrace.spark.multi_stream_reader import MultiStreamMicroBatchReader
 from headrace.spark.pyspark_compat import ReadMaxBytes, ReadMaxRows
-from spark.conftest import Begun, Broker
+from spark.conftest import Begun, Broker, needs_read_limits
 
 
 def make_reader(broker: Broker, **options: Any) -> MultiStreamMicroBatchReader:
@@ -186,6 +186,7 @@ def test_a_stream_that_appears_while_the_query_is_down_starts_at_its_beginning(
     assert read(again, later, again.latestOffset()) == [(second, 105)]
 
 
+@needs_read_limits
 def test_limits_are_divided_among_the_streams(ours: Broker, name: str, begun: Begun[Any]) -> None:
     first, second = fill_two(ours, name)
     ours.fill(first, 20, start=10)
