@@ -204,9 +204,7 @@ class FolderStore:
                 self._sync_parents(path.parent)
 
     def _sync_parents(self, folder: Path) -> None:
-        """Make the names of folders durable, including existing ones: another writer may have created them a moment ago
-        and not have synced them yet.
-        """
+        """Make the names of folders durable, also of existing ones: another writer may not have synced them yet."""
         for parent in folder.parents:
             changed_ns = parent.stat().st_mtime_ns
             if self._synced_folders.get(parent) != changed_ns:

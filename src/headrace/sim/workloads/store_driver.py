@@ -69,13 +69,13 @@ class StoreDriver:
 
     def _on_sealed(self, frame: int) -> None:
         self.history.record_frame(frame, self.model.to_state())
-        self._watermarks[frame] = {log.ident: log.last_seq for log in self.store.logs.values()}
+        self._watermarks[frame] = {log.ident: log.last_seq for log in self.store.iter_file_logs()}
 
     def on_frame_durable(self, frame: int) -> None:
-        """Check a durable frame: each log's committed sequence is that of when the frame was submitted."""
+        """Check a durable frame: each file log's committed sequence is that of when the frame was submitted."""
         self.history.record_commit(frame)
         watermarks = self._watermarks.pop(frame, {})
-        for log in self.store.logs.values():
+        for log in self.store.iter_file_logs():
             if log.committed_seq != watermarks.get(log.ident, log.committed_seq):
                 watermark = watermarks[log.ident]
                 raise Violation(f"{log.name}: committed up to {log.committed_seq}, sealed up to {watermark}")
