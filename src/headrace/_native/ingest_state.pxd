@@ -28,10 +28,15 @@ cdef int scan_headers(const char *at, const char *end, ParsedHeaders *heading) n
 cdef class DedupWindow:
     cdef public int64_t window_ns
     cdef dict seen
+    cdef list shards
+    cdef Py_ssize_t sharded
     cdef bytearray order
     cdef Py_ssize_t base, head, saved_end, expired_end
     cdef uint64_t expired_seq, expired_horizon
 
+    cdef object c_get(self, bytes message_id)
+    cdef int c_put(self, bytes message_id, uint64_t seq) except -1
+    cdef int c_drop(self, bytes message_id, uint64_t seq) except -1
     cdef uint64_t c_find(self, bytes message_id, uint64_t now_ns) except? 0
     cdef int c_add(self, bytes message_id, uint64_t seq, uint64_t time_ns) except -1
     cdef int c_expire(self, uint64_t now_ns, Py_ssize_t count) except -1

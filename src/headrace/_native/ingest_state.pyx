@@ -17,6 +17,8 @@ cdef enum:
     ENTRY = 18  # sequence, time, length of the id
     DIGITS_MAX = 9
     DROPPED_PER_CALL = 8
+    FIRST_IDS = 32768  # ids in the first dictionary; those after them go to shards
+    SHARDS = 256
     EXPIRED_BYTES_MAX = 65536  # bytes of expired ids from which they are removed from `order`
 
 
@@ -130,6 +132,9 @@ cdef class DedupWindow:
     time, length, id. The first one that has not been dropped is at `head`; those from `saved_end` on have not been drained
     yet. Ids that left the window are dropped a few at a time. Those before `expired_end`, up to `expired_seq`, are known
     to have left it. A position counts from the first entry ever, of which the first `base` bytes are gone.
+
+    A dictionary that grows copies itself, which takes long if it is large. So only the first ids are in `seen`; once it is
+    full, others are in one of many `shards`, by their hash.
     """
 
     def __init__(self, int64_t window_ns):
@@ -137,18 +142,55 @@ cdef class DedupWindow:
             raise ValueError("the length of a dedup window must not be negative")
         self.window_ns = window_ns
         self.seen = {}
+        self.shards = None
+        self.sharded = 0
         self.order = bytearray()
         self.base = self.head = self.saved_end = self.expired_end = 0
         self.expired_seq = self.expired_horizon = 0
 
     def __len__(self):
-        return len(self.seen)
+        return len(self.seen) + self.sharded
+
+    cdef object c_get(self, bytes message_id):
+        """Return the sequence of an id, or None."""
+        found = self.seen.get(message_id)
+        if found is None and self.shards is not None:
+            found = (<dict>self.shards[(hash(message_id) >> 32) & (SHARDS - 1)]).get(message_id)
+        return found
+
+    cdef int c_put(self, bytes message_id, uint64_t seq) except -1:
+        """Set the sequence of an id."""
+        cdef dict shard
+        if self.shards is None and len(self.seen) >= FIRST_IDS:
+            self.shards = [{} for _ in range(SHARDS)]
+        if self.shards is None or message_id in self.seen:
+            self.seen[message_id] = seq
+            return 0
+        shard = <dict>self.shards[(hash(message_id) >> 32) & (SHARDS - 1)]
+        self.sharded -= len(shard)
+        shard[message_id] = seq
+        self.sharded += len(shard)
+        return 0
+
+    cdef int c_drop(self, bytes message_id, uint64_t seq) except -1:
+        """Remove an id, unless it was added again with another sequence."""
+        cdef dict shard
+        if self.seen.get(message_id) == seq:
+            del self.seen[message_id]
+        elif self.shards is not None:
+            shard = <dict>self.shards[(hash(message_id) >> 32) & (SHARDS - 1)]
+            if shard.get(message_id) == seq:
+                del shard[message_id]
+                self.sharded -= 1
+                if self.sharded == 0:
+                    self.shards = None
+        return 0
 
     cdef uint64_t c_find(self, bytes message_id, uint64_t now_ns) except? 0:
         if self.head < PyByteArray_GET_SIZE(self.order):
             if self.is_over(PyByteArray_AS_STRING(self.order) + self.head, now_ns):
                 self.c_expire(now_ns, DROPPED_PER_CALL)
-        found = self.seen.get(message_id)
+        found = self.c_get(message_id)
         if found is None or self.has_expired(found, now_ns):
             return 0
         return <uint64_t>found
@@ -178,7 +220,7 @@ cdef class DedupWindow:
         cdef char *to
         if size > 0xFFFF:
             raise ValueError("a message id has more than 65,535 bytes")
-        self.seen[message_id] = seq
+        self.c_put(message_id, seq)
         PyByteArray_Resize(self.order, at + ENTRY + size)
         to = PyByteArray_AS_STRING(self.order) + at
         memcpy(to, &seq, 8)
@@ -195,8 +237,7 @@ cdef class DedupWindow:
         while at < end and dropped < count and self.is_over(order + at, now_ns):
             size = u16(order + at + 16)
             message_id = PyBytes_FromStringAndSize(order + at + ENTRY, size)
-            if self.seen.get(message_id) == u64(order + at):
-                del self.seen[message_id]
+            self.c_drop(message_id, u64(order + at))
             at += ENTRY + size
             dropped += 1
         self.head = at
@@ -244,7 +285,7 @@ cdef class DedupWindow:
             size = u16(start + at + 16)
             if at + ENTRY + size > end:
                 break
-            self.seen[PyBytes_FromStringAndSize(start + at + ENTRY, size)] = u64(start + at)
+            self.c_put(PyBytes_FromStringAndSize(start + at + ENTRY, size), u64(start + at))
             at += ENTRY + size
         self.order += block[:at]
         self.saved_end = PyByteArray_GET_SIZE(self.order)

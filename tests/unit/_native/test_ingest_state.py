@@ -141,6 +141,28 @@ def test_a_long_life_of_a_window(kernel: Any) -> None:
     )
 
 
+def test_a_window_of_very_many_ids(kernel: Any) -> None:
+    count, window = 70_000, kernel.DedupWindow(1_000_000)
+    for seq in range(1, count + 1):
+        window.add(b"%d" % seq, seq, seq)
+    for seq, again in ((5, count + 1), (50_000, count + 2)):
+        window.add(b"%d" % seq, again, count)
+    assert len(window) == count
+    assert [window.find(b"%d" % seq, count) for seq in (1, 5, 32_769, 50_000, count, count + 1)] == [
+        1, count + 1, 32_769, count + 2, count, 0
+    ]  # fmt: skip
+    copy = kernel.DedupWindow(1_000_000)
+    copy.restore(window.drain_unsaved())
+    assert len(copy) == count
+    assert copy.find(b"60000", count) == 60_000
+    window.expire(1_000_000 + count - 1, count)
+    assert sorted(seq for seq in range(1, count + 1) if window.find(b"%d" % seq, count)) == [5, 50_000, count]
+    window.expire(2_000_000, count)
+    assert len(window) == 0
+    window.add(b"fresh", count + 3, 2_000_000)
+    assert window.find(b"fresh", 2_000_000) == count + 3
+
+
 def test_a_window_that_becomes_longer_again(kernel: Any) -> None:
     window = kernel.DedupWindow(1_000)
     for seq in range(1, 501):
