@@ -43,7 +43,7 @@ async def test_a_reference_is_published_only_after_its_object_is_durable(
         assert may_sync.wait(TIMEOUT_S)
         os.fdatasync(descriptor)
 
-    monkeypatch.setattr(folder, "os", PatchedOs(fdatasync=sync_when_allowed))
+    monkeypatch.setattr(folder, "sync_data", sync_when_allowed)
     publishing = asyncio.create_task(claims.producer.publish(f"{stream}.a", LARGE))
     async with asyncio.timeout(TIMEOUT_S):
         while not (found := [entry async for page in claims.registry.scan(world.name) for entry in page]):
@@ -60,7 +60,7 @@ async def test_a_reference_is_published_only_after_its_object_is_durable(
     assert await count_messages(world, stream) == 1
 
 
-@pytest.mark.parametrize("name", ["write", "fdatasync", "link"])
+@pytest.mark.parametrize("name", ["write", "sync_data", "link"])
 async def test_a_write_that_fails_leaves_neither_object_nor_record(
     world: ClaimsHarness, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -72,7 +72,10 @@ async def test_a_write_that_fails_leaves_neither_object_nor_record(
         raise NO_SPACE
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "os", PatchedOs(**{name: fail}))
+        if name == "sync_data":
+            patch.setattr(folder, name, fail)
+        else:
+            patch.setattr(folder, "os", PatchedOs(**{name: fail}))
         with pytest.raises(StoreUnavailable, match="No space left"):
             await claims.producer.publish(f"{stream}.a", LARGE)
     assert [entry async for page in claims.registry.scan(world.name) for entry in page] == []

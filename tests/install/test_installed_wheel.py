@@ -26,7 +26,7 @@ print(list(table["subject"]), [bytes(payload) for payload in table["data"]])
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """An environment with the wheel, the extras of the README, and pytest for its example."""
     folder = tmp_path_factory.mktemp("install")
     sources = copy_sources(folder / "sources")
@@ -38,7 +38,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     constraints = str(ROOT / "constraints.txt")
     wheel = find_one(folder / "wheels", "*.whl")
     environment.install("-c", constraints, f"{wheel}[read,server]", "pandas", "pytest")
-    return environment
+    yield environment
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ class MessageResolver:
             yield
 
     async def _is_acknowledged(self, message: Msg) -> bool:
-        """Return whether the server expects an ack; True if this program may not ask."""
+        """Return whether the server expects an ack; True if this program may not ask, which it tries once."""
         try:
             place = message.metadata
         except nats.errors.NotJSMessageError:
@@ -137,8 +137,10 @@ class MessageResolver:
             try:
                 info = await self._jetstream.api_request(f"CONSUMER.INFO.{place.stream}.{place.consumer}")
             except (RequestTimeout, RequestError):
-                return True
-            self._acknowledged[name] = info["config"].get("ack_policy", "none") not in NO_ACK_POLICIES
+                self._acknowledged[name] = True
+            else:
+                policy = info["config"].get("ack_policy", "none")
+                self._acknowledged[name] = policy not in NO_ACK_POLICIES
         return self._acknowledged[name]
 
 

@@ -149,11 +149,11 @@ def limit_sent_ttl(headers: Mapping[str, str], ttl_s: int) -> dict[str, str]:
 
 
 def _parse_ttl_s(text: str) -> float | None:
-    """Return a TTL in seconds: a number, or a duration as in Go; infinite for `never`, None if it is neither."""
+    """Return a TTL in seconds: a number, or a duration as in Go; infinite for `never` and 0, None if it is neither."""
     if text.lower() == "never":
         return float("inf")
     if text.isdigit():
-        return float(text)
+        return float(text) or float("inf")
     if not _DURATION.fullmatch(text):
         return None
     return sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION_PART.findall(text))

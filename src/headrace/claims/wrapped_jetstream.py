@@ -80,6 +80,10 @@ class ClaimJetStream(JetStream):
             payload, headers = encode_payload(payload, headers, codec)
         if isinstance(payload, str):
             raise TypeError(f"the payload for {subject!r} is text; publish bytes: text.encode()")
+        if isinstance(payload, (bytearray, memoryview)):  # such as the chunks of an object store
+            payload = bytes(payload)
+        if subject.startswith("$") and not isinstance(payload, bytes):
+            raise TypeError(f"messages on {subject!r} never become claims; publish bytes")
         if msg_ttl is not None:
             options.setdefault("ttl", msg_ttl)
         message = Message(subject, b"", headers, stream=stream, **options)

@@ -7,6 +7,7 @@ is returned to the program or to the server; none is dropped, also if the progra
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Self
 
@@ -19,6 +20,7 @@ from headrace.client import Messages
 from headrace.client.consumed_message import ConsumedMessage
 from headrace.client.handler_pool import Handler
 
+_LOG = logging.getLogger("headrace.claims")
 #: Maximum number of payloads of one `fetch` that are read at a time.
 _CONCURRENT_READS = 4
 
@@ -113,8 +115,14 @@ class ClaimPullSubscription(JetStreamContext.PullSubscription):
                 return await self._resolver.resolve(message)
 
         async with self._resolver.keep(messages):
-            found = await asyncio.gather(*map(resolve, messages))
-        return [message for message in found if message is not None]
+            found = await asyncio.gather(*map(resolve, messages), return_exceptions=True)
+        resolved = [message for message in found if isinstance(message, Msg)]
+        errors = [error for error in found if isinstance(error, BaseException)]
+        if errors and not resolved:
+            raise errors[0]
+        for error in errors:  # without acks: the others must not be lost with it
+            _LOG.warning("a message without acks was dropped: %s", error)
+        return resolved
 
 
 class ClaimPushSubscription(JetStreamContext.PushSubscription):

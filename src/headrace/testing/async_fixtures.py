@@ -6,6 +6,7 @@ public fixture chooses by the test that requests it. Imports pytest-asyncio only
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import AsyncIterator
 from types import FunctionType, ModuleType
@@ -41,9 +42,10 @@ def make_plugin(config: pytest.Config) -> ModuleType:
     if config.pluginmanager.hasplugin("asyncio"):
         import pytest_asyncio
 
-        for scope in _LOOP_SCOPES:
-            fixture = pytest_asyncio.fixture(_copy(_connect), loop_scope=scope)
-            vars(plugin)[f"_headrace_client_{scope}"] = fixture
+        with contextlib.suppress(TypeError):  # before 0.24: `choose_client` reports that it is too old
+            for scope in _LOOP_SCOPES:
+                fixture = pytest_asyncio.fixture(_copy(_connect), loop_scope=scope)
+                vars(plugin)[f"_headrace_client_{scope}"] = fixture
     return plugin
 
 
@@ -61,7 +63,9 @@ def choose_client(request: pytest.FixtureRequest) -> Any:
 def _get_loop_scope(request: pytest.FixtureRequest) -> str:
     marker = request.node.get_closest_marker("asyncio")
     options = marker.kwargs if marker is not None else {}
-    default = request.config.getini("asyncio_default_test_loop_scope") or "function"
+    default = "function"
+    with contextlib.suppress(ValueError):  # unknown before pytest-asyncio 0.26
+        default = request.config.getini("asyncio_default_test_loop_scope") or default
     return str(options.get("loop_scope") or options.get("scope") or default)
 
 

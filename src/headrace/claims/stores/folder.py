@@ -34,6 +34,7 @@ from headrace.claims.stores.object_store import (
     ObjectStoreError,
     QuotaExceeded,
 )
+from headrace.claims.stores.thread_calls import run_to_end
 from headrace.clock import SystemClock
 from headrace.os_files import start_write_back, sync_data
 
@@ -84,13 +85,13 @@ class FolderStore:
         try:
             with file:
                 await self._write_stream(file.fileno(), chunks, key)
-                await asyncio.to_thread(self._commit_file, file.fileno(), temporary, key, attributes, True)
+                await run_to_end(self._commit_file, file.fileno(), temporary, key, attributes, True)
         finally:
             temporary.unlink(missing_ok=True)
 
     async def get(self, key: str) -> AsyncIterator[Chunk]:
         with _map_errors(key):
-            return _FileChunks(FileIO(self._get_path(key)))
+            return _FileChunks(FileIO(self._get_path(key)), key)
 
     async def head(self, key: str) -> ObjectInfo:
         path = self._get_path(key)
@@ -162,13 +163,12 @@ class FolderStore:
 
     async def _write_stream(self, descriptor: int, chunks: AsyncIterator[Chunk], key: str) -> None:
         """Write one chunk while the next is prepared, and let the disk start before the last one is written."""
-        writing: asyncio.Future[None] | None = None
-        loop = asyncio.get_running_loop()
+        writing: asyncio.Task[None] | None = None
         try:
             async for chunk in chunks:
                 if writing is not None:
                     await writing
-                writing = loop.run_in_executor(None, self._write_chunk, descriptor, chunk)
+                writing = asyncio.create_task(run_to_end(self._write_chunk, descriptor, chunk))
         finally:
             if writing is not None:
                 with _map_errors(key):
@@ -350,8 +350,8 @@ def _write_and_flush(descriptor: int, data: Chunk) -> None:
 class _FileChunks:
     """Chunks of a file, each read and observed in a thread; the file closes at its end, on an error, or with this."""
 
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
+    def __init__(self, file: FileIO, key: str) -> None:
+        self._file, self._key = file, key
         self._remaining = os.fstat(file.fileno()).st_size
         self._on_chunk: Callable[[Chunk], None] | None = None
 
@@ -375,7 +375,8 @@ class _FileChunks:
     def _read(self) -> bytes:
         """Return the next chunk; nothing if the file was truncated meanwhile: readers check the length."""
         try:
-            chunk = self._file.read(min(READ_BYTES, self._remaining)) or b""
+            with _map_errors(self._key):
+                chunk = self._file.read(min(READ_BYTES, self._remaining)) or b""
             self._remaining -= len(chunk)
             if chunk and self._on_chunk is not None:
                 self._on_chunk(chunk)
