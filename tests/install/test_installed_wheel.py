@@ -27,7 +27,7 @@ print(list(table["subject"]), [bytes(payload) for payload in table["data"]])
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
-    """An environment with the wheel, the extras of the README, and pytest for its example."""
+    """An environment with the wheel, the extras of the README, and pytest-asyncio for its example."""
     folder = tmp_path_factory.mktemp("install")
     sources = copy_sources(folder / "sources")
     if describe_core() == "compiled":
@@ -37,7 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]
     environment = Environment(folder / "venv", sys.executable)
     constraints = str(ROOT / "constraints.txt")
     wheel = find_one(folder / "wheels", "*.whl")
-    environment.install("-c", constraints, f"{wheel}[read,server]", "pandas", "pytest")
+    environment.install("-c", constraints, f"{wheel}[read,server]", "pandas", "pytest-asyncio")
     yield environment
     shutil.rmtree(folder, ignore_errors=True)
 
