@@ -6,6 +6,7 @@ publish on the subjects of the bucket, and the bucket may be a mirror.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -159,11 +160,13 @@ async def find_read_prefix(js: JetStream, bucket: str, info: StreamInfo) -> str:
     if not mirror:
         return subject_prefix_for(bucket)
     if info.state.messages:
-        try:
-            direct = bool(info.config.allow_direct)
-            first = await js.get_msg(str(info.config.name), seq=1, subject=">", next=True, direct=direct)
-        except (theirs.Error, nats.errors.Error):
-            first = api.RawStreamMsg()
+        stream, direct = str(info.config.name), bool(info.config.allow_direct)
+        first = api.RawStreamMsg()
+        with (
+            translate_nats_errors(f"the first message of {stream!r}"),
+            contextlib.suppress(theirs.NotFoundError),
+        ):
+            first = await js.get_msg(stream, seq=1, subject=">", next=True, direct=direct)
         tokens = (first.subject or "").split(".")
         if tokens[0] == "$KV" and len(tokens) > 2:
             return subject_prefix_for(tokens[1])
