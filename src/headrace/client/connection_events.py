@@ -1,6 +1,7 @@
 """Notifies several listeners of the state of one nats-py connection, besides the callbacks of its user.
 
-nats-py has one callback per event. They are wrapped once per connection; the user's own callback is still called.
+nats-py has one callback per event. They are wrapped, again after each `connect()` of the client; the user's own callback is
+still called.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ _listeners: WeakKeyDictionary[NATS, list[ConnectionListener]] = WeakKeyDictionar
 
 
 def add_listener(connection: NATS, listener: ConnectionListener) -> None:
-    if connection not in _listeners:
-        _listeners[connection] = []
-        for attribute, method in _CALLBACKS.items():
-            callback = getattr(connection, attribute, None)
-            setattr(connection, attribute, _make_callback(_listeners[connection], method, callback))
-    _listeners[connection].append(listener)
+    listeners = _listeners.setdefault(connection, [])
+    for attribute, method in _CALLBACKS.items():
+        callback = getattr(connection, attribute, None)
+        if not isinstance(
+            callback, _Notifier
+        ):  # the first time, and after another connect() of the same client
+            setattr(connection, attribute, _Notifier(listeners, method, callback))
+    listeners.append(listener)
 
 
 def remove_listener(connection: NATS, listener: ConnectionListener) -> None:
@@ -45,13 +48,18 @@ def remove_listener(connection: NATS, listener: ConnectionListener) -> None:
         _listeners[connection].remove(listener)
 
 
-def _make_callback(
-    listeners: list[ConnectionListener], method: str, callback: Callable[[], Awaitable[Any]] | None
-) -> Callable[[], Awaitable[None]]:
-    async def notify() -> None:
-        for listener in list(listeners):
-            getattr(listener, method)()
-        if callback is not None:
-            await callback()
+class _Notifier:
+    """A callback that notifies the listeners, then calls the callback of the user."""
 
-    return notify
+    def __init__(
+        self, listeners: list[ConnectionListener], method: str, callback: Callable[[], Awaitable[Any]] | None
+    ) -> None:
+        self._listeners = listeners
+        self._method = method
+        self._callback = callback
+
+    async def __call__(self) -> None:
+        for listener in list(self._listeners):
+            getattr(listener, self._method)()
+        if self._callback is not None:
+            await self._callback()
