@@ -22,7 +22,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headrace.client.message_errors import DecodeFailed
+from headrace.client.message_errors import DecodeFailed, describe
+from headrace.client.outgoing_message import normalize_headers
 
 __all__ = ["Codec", "json", "msgpack"]
 
@@ -38,7 +39,11 @@ class Codec(Protocol):
     def encode(self, value: Any, /) -> bytes: ...
 
     def decode(self, data: bytes, /) -> Any:
-        """Return the value; raise ValueError for a payload that has none."""
+        """Return the value; raise an exception, such as ValueError, for a payload that has none."""
+
+
+class EncodedPayload(bytes):
+    """A payload that a codec has encoded: it is published again as it is."""
 
 
 class _MsgspecCodec:
@@ -80,7 +85,10 @@ def check_codec(codec: Codec | None) -> Codec | None:
 def encode_value(value: Any, codec: Codec | None) -> bytes:
     """Return a value as payload; without a codec it must be bytes."""
     if check_codec(codec) is not None:
-        return codec.encode(value)  # type: ignore[union-attr]
+        payload = codec.encode(value)  # type: ignore[union-attr]
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise TypeError(f"{codec!r} encodes to {type(payload).__name__}, not bytes")
+        return bytes(payload)
     if not isinstance(value, bytes | bytearray | memoryview):
         kind = type(value).__name__
         hint = "text.encode()" if isinstance(value, str) else "a codec, for example codec=codecs.json()"
@@ -92,9 +100,13 @@ def encode_payload(
     value: Any, headers: Mapping[str, Any] | None, codec: Codec | None
 ) -> tuple[bytes, Mapping[str, Any] | None]:
     """Return payload and headers of a message with this value."""
+    if isinstance(value, EncodedPayload):
+        return bytes(value), headers
     payload = encode_value(value, codec)
     if codec is not None:
-        headers = {CONTENT_TYPE: codec.content_type, **(headers or {})}
+        headers = normalize_headers(headers)
+        if not any(name.lower() == CONTENT_TYPE.lower() for name in headers):
+            headers = {CONTENT_TYPE: codec.content_type, **headers}
     return payload, headers
 
 
@@ -102,5 +114,5 @@ def decode_value(data: bytes, codec: Codec, source: str) -> Any:
     """Return the value of a payload; raise `DecodeFailed`, which names its `source`."""
     try:
         return codec.decode(data)
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise DecodeFailed(source, str(error), data) from error
+    except Exception as error:  # a recursion that is too deep, or any error of a user's codec
+        raise DecodeFailed(source, describe(error), data) from error

@@ -42,6 +42,8 @@ class _Batch:
 class FastIngestSender:
     """Sends one batch after the other."""
 
+    passed = 0  # a batch is acknowledged in order
+
     def __init__(self, window: PublishWindow, refusals: Refusals, inbox: str, flow: int) -> None:
         self._window = window
         self._refusals = refusals
@@ -177,6 +179,7 @@ class FastIngestSender:
         head = self._window.first
         error = batch.failures.get(head)
         if error is not None and is_temporary(error):
+            self._refusals.start_clock(head)
             self._refusals.refuse(head, error)
         elif error is not None:
             self._window.fail(head, error)

@@ -19,7 +19,7 @@ class InvalidSubject(HeadraceError, nats.errors.BadSubjectError):
     """Nothing can be published on this subject."""
 
     def __str__(self) -> str:
-        return f"{self.args[0]!r} is not a subject to publish on: it is empty, or has white space"
+        return f"{self.args[0]!r} is not a subject to publish on: it is empty, has white space or is not valid Unicode"
 
 
 class FailedMessage(NamedTuple):

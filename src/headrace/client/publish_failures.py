@@ -59,7 +59,8 @@ class PublishFailures:
 
     def log_unreported(self) -> None:
         """Log failures that no exception reports, because another one ends the context."""
-        for failure in self._failures:
+        failures, self._failures = self._failures, []
+        for failure in failures:
             log.error("not stored: a message on %s: %s", failure.message.subject, describe(failure.error))
 
     async def close(self) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import nats.errors
 
+from headrace.client.codecs import EncodedPayload
 from headrace.client.message_errors import InvalidSubject
-from headrace.client.outgoing_message import MSG_ID, Message
+from headrace.client.outgoing_message import MSG_ID, Message, normalize_headers
 
-_SUBJECT_INVALID = re.compile(r"[\s\x00]")
+_SUBJECT_INVALID = re.compile(r"[\s\x00\ud800-\udfff]")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LINE_BREAKS = str.maketrans({"\r": " ", "\n": " "})
 
@@ -22,20 +23,23 @@ _LINE_BREAKS = str.maketrans({"\r": " ", "\n": " "})
 class Record:
     """A message that was accepted and is not yet stored.
 
-    `size` is that of headers and payload, `refused_s` when no stream listened for it first.
+    `size` is that of headers and payload, `sent_s` when it was sent last, `refused_s` when no stream listened for it first,
+    and `copies` how many copies the server may have got.
     """
 
-    __slots__ = ("header", "headers", "payload", "refused_s", "size", "subject")
+    __slots__ = ("copies", "header", "headers", "payload", "refused_s", "sent_s", "size", "subject")
 
     def __init__(self, subject: str, payload: bytes, headers: Mapping[str, Any] | None) -> None:
         if not subject or _SUBJECT_INVALID.search(subject):
             raise InvalidSubject(subject)
         self.subject = subject
         self.payload = payload
-        self.headers = headers
-        self.header = encode_header(headers) if headers else b""
+        self.headers = normalize_headers(headers) if headers else None
+        self.header = encode_header(self.headers) if self.headers else b""
         self.size = len(self.header) + len(payload)
+        self.sent_s: float | None = None
         self.refused_s: float | None = None
+        self.copies = 0
 
     def encode(self, reply: str) -> bytes:
         """Return the command that sends it, with a reply subject."""
@@ -49,8 +53,9 @@ class Record:
         return b"PUB %b\r\n%b\r\n" % (f"{self.subject} {reply} {self.size}".encode(), self.payload)
 
     def to_message(self) -> Message:
-        headers = {str(name): str(value) for name, value in (self.headers or {}).items()}
-        return Message(self.subject, self.payload, headers or None, msg_id=headers.get(MSG_ID))
+        """Return it as a message that can be published again, also by a publisher with a codec."""
+        msg_id = (self.headers or {}).get(MSG_ID)
+        return Message(self.subject, EncodedPayload(self.payload), self.headers, msg_id=msg_id)
 
 
 def encode_header(headers: Mapping[str, Any]) -> bytes:

@@ -60,10 +60,11 @@ class Refusals:
     def __init__(self, window: PublishWindow) -> None:
         self._window = window
         self._retry_at_s: float | None = None
+        self._numbers: set[int] = set()
 
     @property
     def pause_s(self) -> float | None:
-        """How long to wait until all unsettled messages are sent again; None if there is nothing to wait for."""
+        """How long to wait until refused messages are sent again; None if there is nothing to wait for."""
         if self._retry_at_s is None:
             return None
         return max(self._retry_at_s - asyncio.get_running_loop().time(), 0.0)
@@ -78,10 +79,21 @@ class Refusals:
             record.refused_s = now_s
         if now_s - record.refused_s < RETRY_FOR_S:
             self._retry_at_s = now_s + RETRY_PAUSE_S
+            self._numbers.add(number)
+            record.sent_s = None
         else:
             self._window.fail(number, error)
+
+    def start_clock(self, head: int) -> None:
+        """Let all messages in flight on the subject of the refused one have the same time: no stream listens for them."""
+        now_s, refused = asyncio.get_running_loop().time(), self._window.get(head)
+        for number in range(head, self._window.sent + 1):
+            record = self._window.get(number)
+            if refused and record and record.subject == refused.subject and record.refused_s is None:
+                record.refused_s = now_s
 
     def resume(self) -> None:
         """End the pause."""
         self._retry_at_s = None
-        self._window.rewind()
+        self._window.send_again(self._numbers)
+        self._numbers.clear()

@@ -10,9 +10,14 @@ from typing import Protocol
 
 from nats.aio.msg import Msg
 
+from headrace.client.errors import NoAnswer
+from headrace.client.outgoing_message import MSG_ID
 from headrace.client.publish_record import Record
-from headrace.client.publish_reply import Refusals, parse_reply
+from headrace.client.publish_reply import PublishReply, Refusals, parse_reply
 from headrace.client.publish_window import PublishWindow
+
+#: Wrong last message id, sequence, and sequence of a subject.
+_UNMET_EXPECTATION = {10070, 10071, 10164}
 
 
 class Sender(Protocol):
@@ -29,6 +34,10 @@ class Sender(Protocol):
     @property
     def is_refused(self) -> bool:
         """Whether messages must be sent one by one instead."""
+
+    @property
+    def passed(self) -> int:
+        """The number up to which messages should have a reply, because later ones have one."""
 
     def encode(self, number: int, record: Record) -> bytes:
         """Return the command that sends a message."""
@@ -57,8 +66,10 @@ class SingleSender:
         self._window = window
         self._refusals = refusals
         self._inbox = inbox
+        self.passed = 0
 
     def encode(self, number: int, record: Record) -> bytes:
+        record.copies += 1
         return record.encode(f"{self._inbox}{number}")
 
     def encode_ack_request(self, *, is_wanted: bool) -> bytes:
@@ -69,16 +80,32 @@ class SingleSender:
         record = self._window.get(number)
         if record is None:  # settled before: it was sent again
             return
+        self.passed = max(self.passed, number - 1)
         reply = parse_reply(message, record.subject)
         if reply.error is None:
             self._window.store(number)
         elif reply.is_temporary:
+            record.copies -= 1
             self._refusals.refuse(number, reply.error)
         else:
-            self._window.fail(number, reply.error)
+            self._window.fail(number, _explain(reply, record))
 
     def on_reconnect(self) -> None:
+        self.passed = 0
         self._window.rewind()
 
     def on_timeout(self) -> None:
         pass
+
+
+def _explain(reply: PublishReply, record: Record) -> Exception:
+    """Return the error of a message that was refused; after a reconnect the reason may be its own first copy."""
+    assert reply.error is not None
+    if record.copies < 2 or MSG_ID in (record.headers or {}) or reply.err_code not in _UNMET_EXPECTATION:
+        return reply.error
+    error = NoAnswer(
+        f"the message was sent again after a reconnect, and then refused: {reply.error}. The first copy may be stored; "
+        "use msg_id with expectations"
+    )
+    error.__cause__ = reply.error
+    return error

@@ -6,7 +6,8 @@ Must not know how messages are sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 from headrace.client.publish_record import Record
 
@@ -17,6 +18,7 @@ class PublishWindow:
     def __init__(self, on_failure: Callable[[Record, Exception], None]) -> None:
         self._on_failure = on_failure
         self._records: dict[int, Record] = {}
+        self._again: deque[int] = deque()  # sent before, to be sent again
         self._first = 1  # no message before it is in the window
         self.last = 0
         self.sent = 0
@@ -47,17 +49,26 @@ class PublishWindow:
     def get(self, number: int) -> Record | None:
         return self._records.get(number)
 
-    def iter_unsent(self) -> Iterator[tuple[int, Record]]:
+    def iter_unsent(self, now_s: float) -> Iterator[tuple[int, Record]]:
         """Yield the messages to send, each marked as sent."""
-        while self.sent < self.last:
-            self.sent += 1
-            record = self._records.get(self.sent)
+        while self._again or self.sent < self.last:
+            if self._again:
+                number = self._again.popleft()
+            else:
+                self.sent = number = self.sent + 1
+            record = self._records.get(number)
             if record is not None:
-                yield self.sent, record
+                record.sent_s = now_s
+                yield number, record
 
     def rewind(self) -> None:
         """Send all messages again that are not settled."""
         self.sent = self.first - 1
+        self._again.clear()
+
+    def send_again(self, numbers: Iterable[int]) -> None:
+        """Send messages again before those that were not sent yet."""
+        self._again = deque(sorted({*self._again, *(each for each in numbers if each <= self.sent)}))
 
     def store(self, number: int) -> None:
         """Settle a message that the server has stored."""
@@ -78,6 +89,17 @@ class PublishWindow:
             self.bytes -= record.size
             self.failed_count += 1
             self._on_failure(record, error)
+
+    def fail_sent_before(self, time_s: float, passed: int, error: Exception) -> bool:
+        """Fail the oldest messages up to the number `passed` that were sent before a time; return whether there are any."""
+        overdue = []
+        for number, record in self._records.items():
+            if number > passed or record.sent_s is None or record.sent_s > time_s:
+                break
+            overdue.append(number)
+        for number in overdue:
+            self.fail(number, error)
+        return bool(overdue)
 
     def fail_all(self, error: Exception, *, only_sent: bool = False) -> None:
         for number in range(self.first, (self.sent if only_sent else self.last) + 1):

@@ -27,6 +27,7 @@ from nats.aio.subscription import Subscription
 
 from headrace.client import connection_events
 from headrace.client.codecs import Codec, encode_payload
+from headrace.client.command_writer import CommandWriter
 from headrace.client.configs import StreamInfo
 from headrace.client.errors import NoAnswer
 from headrace.client.fast_ingest import SUFFIX, FastIngestSender, choose_flow, supports_fast_ingest
@@ -35,9 +36,12 @@ from headrace.client.publish_failures import OnError, PublishFailures
 from headrace.client.publish_record import Record
 from headrace.client.publish_reply import Refusals
 from headrace.client.publish_sender import Sender, SingleSender
+from headrace.client.publish_timeout import ReplyTimeout
 from headrace.client.publish_window import PublishWindow
 from headrace.client.publisher_options import PublisherOptions
 
+#: How long to wait until the writer has stopped before it is cancelled again, and for the end of the subscription.
+_CANCEL_AGAIN_S, _UNSUBSCRIBE_S = 0.1, 0.5
 #: Maximum number of messages that are written at a time, and accepted without giving other tasks a turn.
 _WRITE_MESSAGES = 256
 
@@ -73,12 +77,13 @@ class Publisher:
         self._inbox = f"{self._nc.new_inbox()}."
         self._sender: Sender = SingleSender(self._window, self._refusals, self._inbox)
         self._subscription: Subscription | None = None
-        self._writer: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._error: Exception | None = None  # of the writer: nothing can be sent any more
         self._wake = asyncio.Event()
         self._progress: asyncio.Future[None] | None = None
-        self._written = b""  # may still be in the buffer of the connection
+        self._commands = CommandWriter(self._nc)
         self._is_interrupted = False
-        self._heard_s = 0.0
+        self._timeout = ReplyTimeout(self._window, options.timeout_s)
         self._flushing = 0
         self._closed = False
 
@@ -89,7 +94,10 @@ class Publisher:
     @property
     def is_open(self) -> bool:
         """Whether messages can be published now."""
-        return self._subscription is not None and not self._closed and not self._nc.is_closed
+        return self._subscription is not None and not self._closed and self._find_fatal_error() is None
+
+    def _find_fatal_error(self) -> Exception | None:
+        return nats.errors.ConnectionClosedError() if self._nc.is_closed else self._error
 
     @property
     def uses_fast_ingest(self) -> bool:
@@ -125,7 +133,8 @@ class Publisher:
             f"{self._inbox}>", cb=self._on_reply, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
         connection_events.add_listener(self._nc, self)
-        self._writer = asyncio.create_task(self._write_forever())
+        self._timeout.restart()
+        self._tasks = [asyncio.create_task(each) for each in (self._write_forever(), self._check_forever())]
         return self
 
     async def __aexit__(
@@ -133,28 +142,36 @@ class Publisher:
     ) -> None:
         self._closed = True
         try:
+            await self._end(None if error is None else self._options.timeout_s)
+            await self._failures.close()
+            if error is None:
+                self._failures.check()
+        finally:
+            self._failures.log_unreported()
+
+    async def _end(self, timeout_s: float | None) -> None:
+        try:
             with contextlib.suppress(TimeoutError):
                 # After an exception, do not wait for a server that is away.
-                async with asyncio.timeout(None if error is None else self._options.timeout_s):
+                async with asyncio.timeout(timeout_s):
                     await self._wait_until_settled(self._window.last, end_batch=True)
         finally:
             self._window.fail_all(
                 NoAnswer("the publisher was closed before the server acknowledged the message")
             )
             await self._stop()
-        await self._failures.close()
-        if error is None:
-            self._failures.check()
-        self._failures.log_unreported()
 
     async def _stop(self) -> None:
         connection_events.remove_listener(self._nc, self)
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
+        running = set(self._tasks)
+        while running:  # nats-py ignores a cancellation while it waits for a write
+            for task in running:
+                task.cancel()
+            _, running = await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)
         if self._subscription is not None and not self._nc.is_closed:
-            with contextlib.suppress(nats.errors.Error):
-                await self._subscription.unsubscribe()
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(_UNSUBSCRIBE_S):  # it waits for the server to read
+                    await self._subscription.unsubscribe()
 
     # Publishing
 
@@ -217,8 +234,12 @@ class Publisher:
 
     @property
     def is_full(self) -> bool:
-        options = self._options
-        return len(self._window) >= options.max_pending or self._window.bytes >= options.max_bytes
+        return self.is_full_with(0, 0)
+
+    def is_full_with(self, count: int, size: int) -> bool:
+        """Whether there is no room for a message after so many more, of `size` bytes. Safe to call from any thread."""
+        window, options = self._window, self._options
+        return len(window) + count >= options.max_pending or window.bytes + size >= options.max_bytes
 
     async def wait_for_room(self) -> None:
         """Wait until another message may be accepted."""
@@ -238,8 +259,8 @@ class Publisher:
             raise RuntimeError("use `async with js.publisher(...) as publisher`")
         if self._closed:
             raise RuntimeError("the publisher is closed; call js.publisher() again")
-        if self._nc.is_closed:
-            raise nats.errors.ConnectionClosedError
+        if (error := self._find_fatal_error()) is not None:
+            raise error
         self._failures.check()
 
     async def flush(self) -> None:
@@ -258,6 +279,9 @@ class Publisher:
             while self._window.first <= last or (
                 end_batch and self._sender.is_open and not self._nc.is_closed
             ):
+                if (error := self._find_fatal_error()) is not None:
+                    self._fail_all(error)
+                    break
                 await self._wait_for_progress()
         finally:
             self._flushing -= 1
@@ -283,19 +307,28 @@ class Publisher:
         return self._nc.is_connected and not self._is_interrupted
 
     async def _write_forever(self) -> None:
+        try:
+            while True:
+                is_idle = await self._wait_for_work()
+                if self._refusals.pause_s == 0:
+                    self._refusals.resume()
+                if self._is_connected and self._refusals.pause_s is None:
+                    await self._write_all(is_idle=is_idle)
+        except Exception as error:
+            self._error = error
+            self._fail_all(error)
+
+    async def _check_forever(self) -> None:
         while True:
-            is_idle = await self._wait_for_work()
-            if self._refusals.pause_s == 0:
-                self._refusals.resume()
-            if self._is_connected and self._refusals.pause_s is None:
-                await self._write_all(is_idle=is_idle)
-            self._check_timeout()
+            await asyncio.sleep(self._timeout.interval_s)
+            if not self._is_connected:
+                self._timeout.restart()
+            elif self._timeout.check(self._sender, is_writing=self._commands.is_writing):
+                self._on_progress()
 
     async def _wait_for_work(self) -> bool:
         """Wait until there is something to do; return whether nothing happened for a while."""
-        timeout_s = self._options.timeout_s / 4 if self._window.in_flight else None
-        if self._sender.is_open:
-            timeout_s = self._options.linger_s
+        timeout_s = self._options.linger_s if self._sender.is_open else None
         if self._refusals.pause_s is not None:
             timeout_s = self._refusals.pause_s
         try:
@@ -307,10 +340,11 @@ class Publisher:
         return False
 
     async def _write_all(self, *, is_idle: bool) -> None:
-        if not self._window.in_flight:
-            self._heard_s = asyncio.get_running_loop().time()
+        if not self._window.in_flight and not self._sender.is_paused:
+            self._timeout.on_reply()  # until now there was nothing to reply to
         while self._is_connected and not self._sender.is_paused:
-            unsent = itertools.islice(self._window.iter_unsent(), _WRITE_MESSAGES)
+            now_s = asyncio.get_running_loop().time()
+            unsent = itertools.islice(self._window.iter_unsent(now_s), _WRITE_MESSAGES)
             chunk = b"".join([self._sender.encode(number, record) for number, record in unsent])
             if not chunk:
                 break
@@ -321,32 +355,13 @@ class Publisher:
             await self._write(request)
 
     async def _write(self, chunk: bytes) -> None:
-        """Write commands to the connection; wait while it has no room for them."""
-        if not self._is_connected:  # sent again after the reconnect
-            return
-        self._written = chunk
-        # nats-py's publish() would take five times as long for the same messages.
-        await self._nc._send_command(chunk)  # noqa: SLF001
-        await self._nc._flush_pending(force_flush=True)  # noqa: SLF001
-
-    def _check_timeout(self) -> None:
-        """Fail the messages in flight if there was no reply for too long."""
-        now_s, timeout_s = asyncio.get_running_loop().time(), self._options.timeout_s
-        if not self._window.in_flight or not self._is_connected or now_s - self._heard_s < timeout_s:
-            return
-        self._heard_s = now_s
-        text = (
-            f"no reply within {timeout_s:g} s; the message may be stored. "
-            "Check that the server is healthy and this user has the permissions"
-        )
-        self._window.fail_all(NoAnswer(text), only_sent=True)
-        self._sender.on_timeout()
-        self._on_progress()
+        if self._is_connected:  # otherwise sent again after the reconnect
+            await self._commands.write(chunk)
 
     # Events
 
     async def _on_reply(self, message: Msg) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
+        self._timeout.on_reply()
         token = message.subject.removeprefix(self._inbox)
         if token.endswith(SUFFIX) == self.uses_fast_ingest:
             self._sender.on_reply(token, message)
@@ -358,19 +373,18 @@ class Publisher:
     def on_disconnect(self) -> None:
         """Keep nats-py from sending messages later that this publisher sends again, in order."""
         self._is_interrupted = True
-        pending = self._nc._pending  # noqa: SLF001
-        if any(command is self._written for command in pending):
-            self._nc._pending = [each for each in pending if each is not self._written]  # noqa: SLF001
-            self._nc._pending_data_size = sum(map(len, self._nc._pending))  # noqa: SLF001
-        self._written = b""
+        self._commands.discard()
 
     def on_reconnect(self) -> None:
         self._is_interrupted = False
-        self._heard_s = asyncio.get_running_loop().time()
+        self._timeout.restart()
         self._sender.on_reconnect()
         self._wake.set()
 
     def on_close(self) -> None:
-        self._window.fail_all(nats.errors.ConnectionClosedError())
+        self._fail_all(nats.errors.ConnectionClosedError())
+
+    def _fail_all(self, error: Exception) -> None:
+        self._window.fail_all(error)
         self._sender.on_timeout()
         self._on_progress()

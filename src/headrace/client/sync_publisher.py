@@ -27,6 +27,7 @@ class Publisher(SyncProxy[publisher.Publisher]):
         super().__init__(inner, timeout_s)
         self._lock = threading.Lock()
         self._collected: list[Record] = []
+        self._collected_bytes = 0
 
     @property
     def uses_fast_ingest(self) -> bool:
@@ -66,20 +67,28 @@ class Publisher(SyncProxy[publisher.Publisher]):
 
     def _add(self, record: Record) -> None:
         self._check_caller()
-        if not self.inner.is_open or self.inner.has_failures:
+        if self._must_wait():  # raises before the message is accepted
             self._wait(self._wait_for_room(), None)
         with self._lock:
             self._collected.append(record)
+            self._collected_bytes += record.size
             count = len(self._collected)
         if count == 1:
             self._loop_thread.loop.call_soon_threadsafe(self._pass_on)
-        if count >= _COLLECTED_MAX:
-            self._wait(self._wait_for_room(), None)
+
+    def _must_wait(self) -> bool:
+        inner, count = self.inner, len(self._collected)
+        return (
+            count >= _COLLECTED_MAX
+            or not inner.is_open
+            or inner.has_failures
+            or inner.is_full_with(count, self._collected_bytes)
+        )
 
     def _pass_on(self) -> None:
         """Pass on the collected messages, on the thread of the event loop."""
         with self._lock:
-            records, self._collected = self._collected, []
+            records, self._collected, self._collected_bytes = self._collected, [], 0
         for record in records:
             self.inner.add_nowait(record)
 
