@@ -105,7 +105,7 @@ authorization {
     {user: reader, password: x, permissions: {
       publish: {allow: [
         "$JS.API.STREAM.INFO.KV_prices", "$JS.API.DIRECT.GET.KV_prices.>", "$JS.API.CONSUMER.CREATE.KV_prices",
-        "$JS.API.CONSUMER.INFO.KV_prices.*", "$JS.API.CONSUMER.DELETE.KV_prices.*", "$JS.FC.KV_prices.>"
+        "$JS.API.CONSUMER.INFO.KV_prices.*", "$JS.API.CONSUMER.DELETE.KV_prices.*", "$JS.FC.KV_prices.>"EXTRA
       ]},
       subscribe: {allow: "_INBOX.>"}
     }}
@@ -114,8 +114,36 @@ authorization {
 """
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_a_reader_of_a_mirror_needs_one_more_permission(launch: Launch, allowed: bool) -> None:
+    """Without it the names of the keys are unknown, so the bucket is not opened instead of found empty."""
+    extra = ', "$JS.API.DIRECT.GET.KV_prices"' if allowed else ""
+    server = launch(Setup(config=USERS.replace("EXTRA", extra)))
+    async with (
+        await connect(server.url, user="writer", password="x") as writing,
+        await connect(server.url, user="reader", password="x", error_cb=ignore_error) as reading,
+    ):
+        js = writing.jetstream()
+        kv = await js.create_key_value(bucket="origin", history=3)
+        await fill(kv)
+        for bucket, upstream in (("copy", "origin"), ("prices", "copy")):
+            await js.create_key_value(bucket=bucket, mirror=upstream, history=3)
+            await wait_for_copy(js, bucket, 3)
+        if allowed:
+            reader = await reading.jetstream().key_value_reader("prices")
+            await check_reads(reader, kv)
+            assert (await reader.get("a", revision=1)).value == b"1"
+        else:
+            with pytest.raises(errors.NoAnswer, match="permissions"):
+                await reading.jetstream(timeout=0.5).key_value_reader("prices")
+
+
+async def ignore_error(error: Exception) -> None:
+    """The server reports each permission that is missing."""
+
+
 async def test_the_permissions_in_the_documentation_are_enough(launch: Launch) -> None:
-    server = launch(Setup(config=USERS))
+    server = launch(Setup(config=USERS.replace("EXTRA", "")))
     refused: list[Exception] = []
 
     async def on_error(error: Exception) -> None:

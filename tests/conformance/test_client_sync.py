@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -60,6 +61,36 @@ def test_sync_publisher_stores_in_order_and_reports_failures(client: sync.Client
             publisher.flush()
     with pytest.raises(RuntimeError, match="closed"):
         publisher.publish(f"{stream}.x", b"late")
+
+
+def test_limits_hold_for_a_slow_caller(client: sync.Client, name: str) -> None:
+    """Nobody replies, so messages are on their way until the timeout."""
+    client.run(client.nc.subscribe(name))
+    with client.publisher(max_pending=10, timeout=0.2, on_error=lambda failure: None) as publisher:
+        for _ in range(30):
+            publisher.publish(name, b"x")
+            assert publisher.pending <= 10
+            client.run(client.nc.flush())  # the event loop takes every message by itself
+    with client.publisher(max_bytes=100, timeout=0.2, on_error=lambda failure: None) as publisher:
+        for _ in range(6):
+            publisher.publish(name, bytes(60))
+            assert publisher.pending <= 2
+    assert publisher.failed == 6
+
+
+def test_a_call_that_raises_accepts_no_message(client: sync.Client, stream: str) -> None:
+    client.update_stream(client.stream_info(stream).config, max_msg_size=100)
+    stored = [number for number in range(3000) if number % 97]
+    with (
+        contextlib.suppress(errors.MessagesNotStored),  # of the last messages
+        client.publisher(stream) as publisher,
+    ):
+        for number in range(3000):
+            while True:
+                with contextlib.suppress(errors.MessagesNotStored):
+                    publisher.publish(f"{stream}.x", b"%*d" % (1 if number % 97 else 200, number))
+                    break
+    assert client.stream_info(stream).state.messages == len(stored)
 
 
 def test_threads_share_a_publisher(client: sync.Client, stream: str) -> None:

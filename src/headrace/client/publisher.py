@@ -45,6 +45,8 @@ _CANCEL_AGAIN_S, _UNSUBSCRIBE_S = 0.1, 0.5
 #: Maximum number of messages that are written at a time, and accepted without giving other tasks a turn.
 _WRITE_MESSAGES = 256
 
+_CLOSED = "the publisher was closed before the server acknowledged the message"
+
 
 class StreamApi(Protocol):
     """The part of a JetStream context that publishing needs."""
@@ -156,9 +158,7 @@ class Publisher:
                 async with asyncio.timeout(timeout_s):
                     await self._wait_until_settled(self._window.last, end_batch=True)
         finally:
-            self._window.fail_all(
-                NoAnswer("the publisher was closed before the server acknowledged the message")
-            )
+            self._window.fail_all(NoAnswer(_CLOSED))
             await self._stop()
 
     async def _stop(self) -> None:
@@ -168,6 +168,7 @@ class Publisher:
             for task in running:
                 task.cancel()
             _, running = await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)
+        self._tasks = []
         if self._subscription is not None and not self._nc.is_closed:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(_UNSUBSCRIBE_S):  # it waits for the server to read
@@ -231,6 +232,9 @@ class Publisher:
         """Accept a message, even if there is no room for it."""
         self._window.add(record)
         self._wake.set()
+        if not self._tasks:  # another thread published while this publisher was closed
+            self._window.fail_all(NoAnswer(_CLOSED))
+            self._failures.log_unreported()
 
     @property
     def is_full(self) -> bool:

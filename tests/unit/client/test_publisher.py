@@ -251,6 +251,16 @@ async def test_messages_that_are_added_after_the_connection_closed_fail(nc: Clie
     assert [type(failure.error) for failure in failures] == [nats.errors.ConnectionClosedError]
 
 
+async def test_a_message_that_is_added_after_the_end_is_logged(
+    nc: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher() as publisher:
+        record = publisher.make_record("a", b"1")
+    publisher.add_nowait(record)
+    assert publisher.pending == 0
+    assert "not stored: a message on a: the publisher was closed" in caplog.text
+
+
 async def test_a_client_that_connects_again_still_notifies_publishers(server: ScriptedServer) -> None:
     nc = Client()
     closed: list[int] = []
