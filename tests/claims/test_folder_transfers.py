@@ -111,4 +111,6 @@ async def test_a_reader_that_stops_closes_the_file(tmp_path: Path) -> None:
     file = chunks._file
     assert not file.closed
     del chunks
-    assert file.closed
+    async with asyncio.timeout(TIMEOUT_S):
+        while not file.closed:  # the thread that has read may still hold its last reference for a moment
+            await asyncio.sleep(0.001)
