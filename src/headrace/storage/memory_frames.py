@@ -1,7 +1,7 @@
 """Frames of the logs in memory: they wait for no disk, so a frame is committed as soon as it is sealed.
 
-Owns the open frame of all memory logs of a store. They have frames of their own, so that nobody who publishes to a stream
-in memory waits for the disk on behalf of others. A store that has failed commits these frames no more either.
+Owns the open frame of all memory logs of a store. Their frames are separate, so that a publisher to a memory stream does
+not wait while file streams are written. After the store has failed, these frames are not committed either.
 """
 
 from __future__ import annotations

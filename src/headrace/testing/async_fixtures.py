@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import AsyncIterator
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ async def _connect(headrace_account: IsolatedAccount) -> AsyncIterator[Client]:
     await client.close()
 
 
+def _reject_old_plugin() -> None:
+    pytest.fail("headrace_client needs pytest-asyncio 0.24 or later; upgrade it", pytrace=False)
+
+
 def make_plugin(config: pytest.Config) -> ModuleType:
     """Return a plugin with a fixture for each event loop that a test may run in."""
     plugin = ModuleType("headrace_async_fixtures")  # pytest finds fixtures in modules and classes only
@@ -42,10 +47,12 @@ def make_plugin(config: pytest.Config) -> ModuleType:
     if config.pluginmanager.hasplugin("asyncio"):
         import pytest_asyncio
 
-        with contextlib.suppress(TypeError):  # before 0.24: `choose_client` reports that it is too old
+        if "loop_scope" in inspect.signature(pytest_asyncio.fixture).parameters:
             for scope in _LOOP_SCOPES:
                 fixture = pytest_asyncio.fixture(_copy(_connect), loop_scope=scope)
                 vars(plugin)[f"_headrace_client_{scope}"] = fixture
+        else:  # a project that does not use these fixtures may have an old version
+            vars(plugin)["_headrace_client_function"] = pytest.fixture(_copy(_reject_old_plugin))
     return plugin
 
 

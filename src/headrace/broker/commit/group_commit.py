@@ -1,8 +1,8 @@
 """Group commit: puts accepted changes into a frame and publishes what refers to them when the frame is durable.
 
 Invariant: nothing that depends on a change in frame N is sent before frame N is durable. All output - acks, replies,
-republished copies, advisories - waits in one list per frame and is published in the order in which it was created. It
-knows neither the rules of streams nor sockets. See ADR 5.
+republished copies, advisories - waits in one list per frame and is published in the order in which it was created.
+File streams and memory streams have separate frames. It knows neither the rules of streams nor sockets. See ADR 5.
 """
 
 from __future__ import annotations
