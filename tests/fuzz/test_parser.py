@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace._native import LeafnodeParser
 from headrace.protocol import leafnode
-from headrace.protocol.leafnode import LeafnodeParser
 from support.native_and_pure import TWINS, Desk, load
 
 from .leafnode_protocol import Recorder

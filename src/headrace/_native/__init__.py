@@ -19,7 +19,10 @@ __all__ = [
     "AccountClock",
     "ByteBudget",
     "ClientState",
+    "CommitQueue",
     "DedupWindow",
+    "KeyTable",
+    "LeafnodeParser",
     "OpenBatch",
     "Parser",
     "PendingReplies",
@@ -32,8 +35,10 @@ __all__ = [
     "describe_core",
     "encode_deliveries",
     "encode_last_by_subject",
+    "encode_leafnode_run",
     "encode_replies",
     "encode_reply",
+    "find_first_rows",
     "find_missing_core",
     "load_native",
     "parse_nats_headers",
@@ -42,24 +47,35 @@ __all__ = [
 
 if TYPE_CHECKING:
     from headrace._native.account_clock import AccountClock
+    from headrace._native.commit_queue import CommitQueue
     from headrace._native.crc32 import crc32
-    from headrace._native.deliveries import collect_subjects, encode_deliveries, split_ack_subject
+    from headrace._native.deliveries import (
+        collect_subjects,
+        encode_deliveries,
+        encode_leafnode_run,
+        split_ack_subject,
+    )
     from headrace._native.direct_get import encode_last_by_subject, encode_replies, encode_reply
     from headrace._native.ingest_state import ByteBudget, DedupWindow, OpenBatch, parse_nats_headers
+    from headrace._native.key_table import KeyTable, find_first_rows
+    from headrace._native.leafnode_parser import LeafnodeParser
     from headrace._native.parser import ClientState, Parser, Route, RouteTable, Subscription
     from headrace._native.publish_fastpath import PendingReplies, PublishFastPath
 
 _EXPORTS = {
     "account_clock": ("AccountClock",),
+    "commit_queue": ("CommitQueue",),
     "direct_get": ("encode_reply", "encode_replies", "encode_last_by_subject"),
     "ingest_state": ("ByteBudget", "OpenBatch", "DedupWindow", "parse_nats_headers"),
     "crc32": ("crc32",),
-    "deliveries": ("split_ack_subject", "encode_deliveries", "collect_subjects"),
+    "deliveries": ("split_ack_subject", "encode_deliveries", "encode_leafnode_run", "collect_subjects"),
+    "key_table": ("KeyTable", "find_first_rows"),
+    "leafnode_parser": ("LeafnodeParser",),
     "publish_fastpath": ("PublishFastPath", "PendingReplies"),
     "parser": ("Parser", "ClientState", "Route", "RouteTable", "Subscription"),
 }
 
-_MODULES = (*_EXPORTS, "records", "reply_scanner", "snappy")
+_MODULES = (*_EXPORTS, "column_packing", "records", "reply_scanner", "snappy")
 _missing: set[str] = set()  # compiled forms that could not be loaded
 
 

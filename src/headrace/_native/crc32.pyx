@@ -57,6 +57,7 @@ cdef extern from *:
 
 cdef enum:
     WORTH = 256  # bytes from which this is faster than zlib
+    LONG = 262144  # bytes from which other threads run meanwhile
 
 cdef bint FOLDS = HR_FOLDS()
 
@@ -70,7 +71,11 @@ def crc32(data, uint32_t value=0):
         if not FOLDS or view.len < WORTH:
             return zlib_crc32(data, value)
         whole = view.len & ~15
-        value = hr_crc32(<const unsigned char *>view.buf, whole, value)
+        if view.len < LONG:
+            value = hr_crc32(<const unsigned char *>view.buf, whole, value)
+        else:
+            with nogil:
+                value = hr_crc32(<const unsigned char *>view.buf, whole, value)
         if whole == view.len:
             return value
         return zlib_crc32((<const unsigned char *>view.buf)[whole:view.len], value)

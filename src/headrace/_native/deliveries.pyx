@@ -1,10 +1,10 @@
 # cython: language_level=3
 """Encoding of deliveries, compiled: writes stored records as MSG and HMSG to their receivers' output.
 
-Owns the encoding of a run of records (`encode_deliveries`), the parsing of ack subjects (`split_ack_subject`) and the
-subjects of a run (`collect_subjects`). No Python object is created per message: records are copied from where they are
-stored straight to the output. Must not know consumers. `deliveries_pure` is the same in pure Python; the same tests run
-on both.
+Owns the encoding of a run of records (`encode_deliveries`, and `encode_leafnode_run` for another server), the parsing
+of ack subjects (`split_ack_subject`) and the subjects of a run (`collect_subjects`). No Python object is created per
+message: records are copied from where they are stored straight to the output. Must not know consumers.
+`deliveries_pure` is the same in pure Python; the same tests run on both.
 """
 
 cimport cython
@@ -130,6 +130,17 @@ cdef update_counters(Receiver *receivers, list subs):
             client.mark_dirty()
 
 
+cdef inline char *put_ack(char *to, Record *record, uint64_t cseq, uint64_t pending) noexcept nogil:
+    """Write the numbers at the end of an ack subject; return where they end."""
+    to = digits(to, record.seq)
+    to[0] = 46
+    to = digits(to + 1, cseq)
+    to[0] = 46
+    to = digits(to + 1, record.time_ns)
+    to[0] = 46
+    return digits(to + 1, pending)
+
+
 @cython.boundscheck(False)  # `at` is always a valid index of `wanted`
 def encode_deliveries(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, bytes ack not None, uint64_t cseq,
            int64_t pending, Py_ssize_t base, Py_ssize_t bytes_max, bint strict):
@@ -182,13 +193,7 @@ def encode_deliveries(list targets not None, view, seqs, Py_ssize_t at, Py_ssize
             if record.seq > wanted[at]:
                 break
             pending = pending - 1 if pending > 0 else 0
-            tail = digits(reply + prefix, record.seq)
-            tail[0] = 46
-            tail = digits(tail + 1, cseq)
-            tail[0] = 46
-            tail = digits(tail + 1, record.time_ns)
-            tail[0] = 46
-            tail = digits(tail + 1, <uint64_t>pending)
+            tail = put_ack(reply + prefix, &record, cseq, <uint64_t>pending)
             size = (tail - reply) + record.header_size + record.payload_size + (base if base >= 0 else record.subject_size)
             if bytes_max >= 0 and total + (size if strict else 0) > bytes_max:
                 break
@@ -211,6 +216,72 @@ def encode_deliveries(list targets not None, view, seqs, Py_ssize_t at, Py_ssize
         free(outputs)
         free(offsets)
         free(reply)
+
+
+def encode_leafnode_run(bytes to not None, view, seqs, Py_ssize_t at, Py_ssize_t most, bytes ack not None, uint64_t cseq,
+                        int64_t pending, Py_ssize_t bytes_max):
+    """Encode the records of `view` that are in `seqs` from index `at` on, at most `most`, for another server.
+
+    They go to the subject `to`, and their own subjects follow the reply: `reply@subject`. The other arguments are those
+    of `encode_deliveries`; a size is that of `to`, reply, header and payload. The run ends after `bytes_max` is exceeded,
+    unless that is negative. Returns the bytes, how many messages they are, and their size.
+    """
+    cdef const unsigned char[::1] data = view
+    cdef const uint64_t[::1] wanted = seqs
+    cdef Py_ssize_t stop = wanted.shape[0], start = at, total = 0, body, need
+    cdef Py_ssize_t fixed = PyBytes_GET_SIZE(to) + PyBytes_GET_SIZE(ack)
+    cdef const char *here
+    cdef const char *end
+    cdef char *reply
+    cdef char *place
+    cdef bytearray encoded = bytearray()
+    cdef Output output
+    cdef Record record
+    if at < 0:
+        raise IndexError(at)
+    if most < stop - at:  # not `at + most`, which may overflow
+        stop = at + most
+    if at >= stop or data.shape[0] == 0:
+        return encoded, 0, 0
+    here = <const char *>&data[0]
+    end = here + data.shape[0]
+    output.buffer = <PyObject *>encoded
+    output.start = PyByteArray_AS_STRING(encoded)
+    output.at = output.size = 0
+    while read(here, end, &record):
+        here += record.size
+        if record.seq < wanted[at]:
+            continue
+        if record.seq > wanted[at]:
+            break
+        pending = pending - 1 if pending > 0 else 0
+        body = record.header_size + record.payload_size
+        need = fixed + NUMBERS + record.subject_size + body + LINE
+        if output.at + need > output.size:
+            grow(&output, need)
+        place = put(output.start + output.at, b"HMSG " if record.header_size else b"LMSG ", 5)
+        place = put(place, PyBytes_AS_STRING(to), PyBytes_GET_SIZE(to))
+        place[0] = 32
+        reply = place + 1
+        place = put_ack(put(reply, PyBytes_AS_STRING(ack), PyBytes_GET_SIZE(ack)), &record, cseq, <uint64_t>pending)
+        total += PyBytes_GET_SIZE(to) + (place - reply) + body
+        place[0] = 64
+        place = put(place + 1, record.subject, record.subject_size)
+        place[0] = 32
+        place += 1
+        if record.header_size:
+            place = digits(place, record.header_size)
+            place[0] = 32
+            place += 1
+        place = put(digits(place, body), b"\r\n", 2)
+        place = put(place, record.header, body)  # the payload follows the header
+        output.at = put(place, b"\r\n", 2) - output.start
+        cseq += 1
+        at += 1
+        if at >= stop or 0 <= bytes_max < total:
+            break
+    PyByteArray_Resize(encoded, output.at)
+    return encoded, at - start, total
 
 
 cdef inline int64_t number(const char *at, const char *end) noexcept nogil:

@@ -1,8 +1,8 @@
 """Encoding of deliveries in pure Python, with the names and behaviour of the compiled `deliveries`.
 
-Owns the encoding of a run of records (`encode_deliveries`), the parsing of ack subjects (`split_ack_subject`) and the
-subjects of a run (`collect_subjects`). It is used where the compiled version was not built, and documents in readable
-form what that version does.
+Owns the encoding of a run of records (`encode_deliveries`, and `encode_leafnode_run` for another server), the parsing
+of ack subjects (`split_ack_subject`) and the subjects of a run (`collect_subjects`). It is used where the compiled
+version was not built, and documents in readable form what that version does.
 """
 
 from __future__ import annotations
@@ -99,6 +99,50 @@ def encode_deliveries(
 def _parse_number(token: bytes) -> int:
     value = int(token) if token.isdigit() and len(token) <= 19 else -1
     return value if value < 1 << 63 else -1
+
+
+def encode_leafnode_run(
+    to: bytes,
+    view: memoryview,
+    seqs: Sequence[int],
+    at: int,
+    most: int,
+    ack: bytes,
+    cseq: int,
+    pending: int,
+    bytes_max: int,
+) -> tuple[bytearray, int, int]:
+    """Encode the records of `view` that are in `seqs` from index `at` on, at most `most`, for another server.
+
+    They go to the subject `to`, and their own subjects follow the reply: `reply@subject`. The other arguments are those
+    of `encode_deliveries`; a size is that of `to`, reply, header and payload. The run ends after `bytes_max` is exceeded,
+    unless that is negative. Returns the bytes, how many messages they are, and their size.
+    """
+    if at < 0:
+        raise IndexError(at)
+    data, start, stop, total = bytearray(), at, min(at + most, len(seqs)), 0
+    if at >= stop:
+        return data, 0, 0
+    for seq, time_ns, subject, header, payload in iter_records(view):
+        wanted = int(seqs[at])
+        if seq < wanted:
+            continue
+        if seq > wanted:
+            break
+        pending = max(pending - 1, 0)
+        reply = b"%s%d.%d.%d.%d" % (ack, seq, cseq, time_ns, pending)
+        size = len(header) + len(payload)
+        if header:
+            data += b"HMSG %s %s@%s %d %d\r\n" % (to, reply, subject, len(header), size)
+        else:
+            data += b"LMSG %s %s@%s %d\r\n" % (to, reply, subject, size)
+        data += b"".join((header, payload, b"\r\n"))
+        total += len(to) + len(reply) + size
+        cseq += 1
+        at += 1
+        if at >= stop or 0 <= bytes_max < total:
+            break
+    return data, at - start, total
 
 
 def split_ack_subject(subject: bytes) -> tuple[bytes, int, int, int] | None:

@@ -132,7 +132,7 @@ def encode_last_by_subject(LogWriter log not None, bytes subject not None, Py_ss
     row = columns.c_lower_bound(<uint64_t>seq)
     if row >= columns.rows or columns.c_seq(row) != <uint64_t>seq or (columns.c_live != NULL and not columns.c_live[row]):
         return None
-    offset = columns.c_offset[row]
+    offset = columns.c_offset_of(row)
     if offset >= log.block_offset:
         return encode_reply(log.tail, <Py_ssize_t>(offset - log.block_offset) - BLOCK, fixed)
     data, place = log.read_active_block(offset)

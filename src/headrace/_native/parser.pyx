@@ -16,6 +16,8 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from headrace._native.protocol_words cimport Span, blank, is_well_formed, split
+
 import os
 
 from headrace.errors import ProtocolError
@@ -69,11 +71,6 @@ FREE_VERBS = (b"CONNECT", b"PING", b"PONG", b"+OK")
 cdef list NO_RECEIVERS = []
 
 
-cdef struct Span:
-    const char *at
-    Py_ssize_t size
-
-
 cdef struct Publication:
     Span subject
     Span reply
@@ -81,27 +78,6 @@ cdef struct Publication:
     Span total_digits
     Py_ssize_t header
     Py_ssize_t total
-
-
-cdef inline bint blank(char c) noexcept nogil:
-    return c == 32 or c == 9 or c == 13
-
-
-cdef inline Py_ssize_t split(const char *at, const char *end, Span *args, Py_ssize_t most) noexcept nogil:
-    """Fill `args` with the words between blanks; return their number, at most `most` + 1."""
-    cdef Py_ssize_t found = 0
-    while True:
-        while at < end and blank(at[0]):
-            at += 1
-        if at == end:
-            return found
-        if found == most:
-            return found + 1
-        args[found].at = at
-        while at < end and not blank(at[0]):
-            at += 1
-        args[found].size = at - args[found].at
-        found += 1
 
 
 cdef inline Py_ssize_t parse_digits(Span *digits) noexcept nogil:
@@ -116,20 +92,6 @@ cdef inline Py_ssize_t parse_digits(Span *digits) noexcept nogil:
             return -1
         value = value * 10 + (c - 48)
     return value
-
-
-cdef inline bint is_well_formed(const char *at, const char *end) noexcept nogil:
-    """Return whether no token between dots is empty."""
-    cdef bint empty = True
-    while at < end:
-        if at[0] == 46:
-            if empty:
-                return False
-            empty = True
-        else:
-            empty = False
-        at += 1
-    return not empty
 
 
 cdef inline bint is_reserved_reply(const char *at, Py_ssize_t size) noexcept nogil:
@@ -330,6 +292,7 @@ cdef class RouteTable:
     cdef Slot *slots
     cdef set owned  # the routes in the slots, visible to the garbage collector
     cdef Py_ssize_t mask, used, used_max
+    cdef Py_ssize_t hand  # the slot from which the next route is evicted
     cdef uint64_t random
     cdef readonly object resolve
     cdef readonly list dirty
@@ -415,12 +378,19 @@ cdef class RouteTable:
     cdef insert(self, Route route):
         self.drop(route.key)
         if self.used >= self.used_max:
-            self.clear()
+            self.evict()
         if self.used * 2 >= self.mask:
             self.grow()
         self.owned.add(route)
         self.insert_slot(route.hash, <PyObject *>route)
         self.used += 1
+
+    cdef evict(self):
+        """Drop one route, another one each time: to drop all at once would take long."""
+        while self.slots[self.hand & self.mask].route == NULL:
+            self.hand += 1
+        self.remove(self.hand & self.mask)
+        self.hand += 1
 
     cdef void insert_slot(self, uint64_t hash, PyObject *route) noexcept:
         """Put a route into the first free slot at or after the one of its hash."""

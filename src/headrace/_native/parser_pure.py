@@ -254,7 +254,7 @@ class RouteTable:
         if route is None:
             route = self.resolve(subject)
             if len(self._routes) >= self._size_max:
-                self.clear()
+                self.drop(next(iter(self._routes)))
             self._routes[route.key] = route
         return route
 

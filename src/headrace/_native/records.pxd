@@ -4,6 +4,8 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from headrace._native.packed_column cimport Packed
+
 
 @cython.final
 cdef class OpenFrame:
@@ -44,7 +46,9 @@ cdef class SubjectIndex:
 
 @cython.final
 cdef class SegmentIndex:
-    cdef readonly object time, offset, size, subject, ttl, flags, delta, live
+    cdef object time, offset, size, subject, ttl, flags, delta
+    cdef readonly object live
+    cdef readonly list packed  # the columns after sealing; then the arrays before are None
     cdef uint64_t *w_time
     cdef uint32_t *w_offset
     cdef uint32_t *w_size
@@ -60,8 +64,7 @@ cdef class SegmentIndex:
     cdef const uint16_t *c_flags
     cdef const uint32_t *c_delta
     cdef uint8_t *c_live
-    cdef uint32_t same_ttl  # of every row, if c_ttl is NULL
-    cdef uint16_t same_flags  # of every row, if c_flags is NULL
+    cdef Packed p_time, p_offset, p_size, p_subject, p_ttl, p_flags, p_delta
     cdef readonly Py_ssize_t rows
     cdef Py_ssize_t cap
     cdef public uint64_t base
@@ -74,7 +77,17 @@ cdef class SegmentIndex:
     cdef int append(self, uint64_t seq, uint64_t time, uint32_t offset, uint32_t size, uint32_t subject, uint32_t ttl, uint16_t flags) except -1
     cdef uint64_t c_seq(self, Py_ssize_t i) noexcept nogil
     cdef Py_ssize_t c_lower_bound(self, uint64_t seq) noexcept nogil
-    cdef uint16_t c_flags_of(self, Py_ssize_t i) noexcept nogil
+    cdef bint is_sparse(self) noexcept nogil
+    cdef uint64_t c_time_of(self, Py_ssize_t i) noexcept nogil
+    cdef uint64_t c_offset_of(self, Py_ssize_t i) noexcept nogil
+    cdef uint64_t c_size_of(self, Py_ssize_t i) noexcept nogil
+    cdef uint64_t c_subject_of(self, Py_ssize_t i) noexcept nogil
+    cdef uint64_t c_ttl_of(self, Py_ssize_t i) noexcept nogil
+    cdef uint64_t c_flags_of(self, Py_ssize_t i) noexcept nogil
+    cdef uint64_t c_delta_of(self, Py_ssize_t i) noexcept nogil
+    cdef Py_ssize_t run_end(self, Py_ssize_t i, Py_ssize_t hi, Py_ssize_t step) noexcept nogil
+    cdef const uint32_t *subject_run(self, Py_ssize_t i, Py_ssize_t stop, uint32_t *buffer) noexcept nogil
+    cdef object to_array(self, int k)
     cdef int check_row(self, Py_ssize_t i) except -1
     cdef int check_span(self, Py_ssize_t lo, Py_ssize_t hi) except -1
     cdef int c_tombstone(self, Py_ssize_t i) except -1
@@ -138,6 +151,7 @@ cdef class LogWriter(BlockBuilder):
     cdef char *collect_changes(self, char *p) except NULL
     cdef char *write_change_entries(self, char *p) noexcept
     cdef int collect_views(self, list pieces) except -1
+    cdef int move_removals(self, list pieces) except -1
     cdef int collect_record_views(self, list pieces, bytearray data, Py_ssize_t lo, Py_ssize_t hi) except -1
     cdef int reset(self) except -1
     cdef int64_t c_cached_last_seq(self, const char *subject, Py_ssize_t size) noexcept nogil

@@ -17,6 +17,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from headrace._native.column_packing import is_packed_column, pack_column, pack_columns, unpack_column
+from headrace._native.packed_column cimport CHUNK_ROWS, Packed, packed_get, packed_run, set_packed
 from headrace._native.record_layout cimport (
     RECORD_HEADER,
     Record,
@@ -76,6 +78,7 @@ cdef enum:
     KIND_ADVANCE = 6
     SEGMENT_HEAD = 512
     DIGITS_MAX = 20  # of a sequence
+    FIRST_RUN = 8  # rows that a search unpacks first: the next match is often near
 
 cdef uint64_t BOUND_BIT = 1ULL << 63
 # Values above are bounds (BOUND_ONLY_BIT); a log ends far below. No store writes a record with a higher sequence.
@@ -442,7 +445,10 @@ cdef class SubjectIndex:
 
 @cython.final
 cdef class SegmentIndex:
-    """One row per record of a segment, dead ones included: its position, its subject, whether it is live."""
+    """One row per record of a segment, dead ones included: its position, its subject, whether it is live.
+
+    Columns grow as arrays. Those of a sealed segment are packed: a row then takes 4 to 8 bytes instead of 26.
+    """
 
     def __init__(self, base=0):
         self.base = base
@@ -471,6 +477,20 @@ cdef class SegmentIndex:
         self.alive_bytes = int(size.sum(dtype=np.uint64)) if self.rows else 0
         return self
 
+    @staticmethod
+    def from_packed(base, Py_ssize_t rows, list columns not None):
+        """Make a SegmentIndex of packed columns, all live; raise ValueError if one cannot have this many rows.
+
+        They are those of `pack`. The values may be wrong: see `is_sound`.
+        """
+        cdef SegmentIndex self = SegmentIndex(base)
+        cdef Py_ssize_t i
+        self.rows = self.alive = rows
+        self.adopt_packed(columns)
+        for i in range(rows):
+            self.alive_bytes += <int64_t>self.c_size_of(i)
+        return self
+
     def is_sound(self, Py_ssize_t subjects, uint64_t end):
         """Return whether every row can belong to a segment that ends at `end` and has this many subjects.
 
@@ -478,36 +498,78 @@ cdef class SegmentIndex:
         id.
         """
         cdef Py_ssize_t i
-        cdef uint64_t free = SEGMENT_HEAD + BLOCK_HEAD, delta = 0
+        cdef uint64_t free = SEGMENT_HEAD + BLOCK_HEAD, delta = 0, offset, size
         if self.rows and (self.base == 0 or self.base > SEQ_END - 0xFFFFFFFF or <uint64_t>self.rows > 0xFFFFFFFF):
             return False
         for i in range(self.rows):
-            if <Py_ssize_t>self.c_subject[i] >= subjects or self.c_offset[i] < free or self.c_size[i] < RECORD_HEADER:
+            offset, size = self.c_offset_of(i), self.c_size_of(i)
+            # Packed values have up to 64 bits; the sum of two that have 32 does not wrap around.
+            if self.c_subject_of(i) >= <uint64_t>subjects or offset >> 32 or size >> 32:
                 return False
-            free = <uint64_t>self.c_offset[i] + self.c_size[i]
-            if self.c_delta != NULL:
-                if (self.c_delta[i] <= delta) if i else (self.c_delta[i] != 0):
+            if offset < free or size < RECORD_HEADER or self.c_ttl_of(i) >> 32 or self.c_flags_of(i) >> 16:
+                return False
+            free = offset + size
+            if self.is_sparse():
+                if (self.c_delta_of(i) <= delta or self.c_delta_of(i) >> 32) if i else self.c_delta_of(i) != 0:
                     return False
-                delta = self.c_delta[i]
+                delta = self.c_delta_of(i)
         return self.rows == 0 or free <= end
 
     def seal(self):
-        """Stop accepting rows; a column with the same value in every row is reduced to that value."""
-        cdef Py_ssize_t n = self.rows
-        if self.cap == 0 or n == 0:
-            return
-        self.cap = -1
-        if self.c_ttl != NULL and not self.ttl[:n].any():
-            self.ttl = np.broadcast_to(np.uint32(0), n)
-            self.c_ttl = self.w_ttl = NULL
-            self.same_ttl = 0
-        if self.c_flags != NULL and (self.flags[:n] == self.flags[0]).all():
-            self.same_flags = self.flags[0]
-            self.flags = np.broadcast_to(np.uint16(self.same_flags), n)
-            self.c_flags = self.w_flags = NULL
+        """Stop accepting rows, and pack the columns."""
+        if self.rows and self.packed is None:
+            self.adopt_packed(pack_columns(self.to_arrays()))
 
-    cdef uint16_t c_flags_of(self, Py_ssize_t i) noexcept nogil:
-        return self.c_flags[i] if self.c_flags != NULL else self.same_flags
+    def adopt_packed(self, list columns not None):
+        """Stop accepting rows, and use these columns: `pack_columns` made them of the arrays of this one."""
+        cdef Packed *packed[7]
+        cdef int k
+        if len(columns) != 7:
+            raise ValueError(f"{len(columns)} packed columns instead of 7")
+        for k in range(7):
+            if not is_packed_column(columns[k], self.rows) and not (k == 6 and columns[k] == b""):
+                raise ValueError("packed columns of different lengths")
+        packed[:] = [&self.p_time, &self.p_offset, &self.p_size, &self.p_subject, &self.p_ttl, &self.p_flags, &self.p_delta]
+        for k in range(7):
+            if columns[k]:
+                set_packed(packed[k], PyBytes_AS_STRING(columns[k]), PyBytes_GET_SIZE(columns[k]), self.rows)
+        self.packed = columns
+        self.cap = -1
+        self.time = self.offset = self.size = self.subject = self.ttl = self.flags = self.delta = None
+        self.c_time = self.w_time = NULL
+        self.c_offset = self.w_offset = NULL
+        self.c_size = self.w_size = NULL
+        self.c_subject = self.w_subject = NULL
+        self.c_ttl = self.w_ttl = NULL
+        self.c_flags = self.w_flags = NULL
+        self.c_delta = self.w_delta = NULL
+
+    # A value of a column, packed or not.
+
+    cdef bint is_sparse(self) noexcept nogil:
+        """Return whether sequences have gaps, so that the column `delta` has them."""
+        return self.c_delta != NULL or self.p_delta.heads != NULL
+
+    cdef uint64_t c_time_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_time[i] if self.c_time != NULL else packed_get(&self.p_time, i)
+
+    cdef uint64_t c_offset_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_offset[i] if self.c_offset != NULL else packed_get(&self.p_offset, i)
+
+    cdef uint64_t c_size_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_size[i] if self.c_size != NULL else packed_get(&self.p_size, i)
+
+    cdef uint64_t c_subject_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_subject[i] if self.c_subject != NULL else packed_get(&self.p_subject, i)
+
+    cdef uint64_t c_ttl_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_ttl[i] if self.c_ttl != NULL else packed_get(&self.p_ttl, i)
+
+    cdef uint64_t c_flags_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_flags[i] if self.c_flags != NULL else packed_get(&self.p_flags, i)
+
+    cdef uint64_t c_delta_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_delta[i] if self.c_delta != NULL else packed_get(&self.p_delta, i)
 
     cdef int check_row(self, Py_ssize_t i) except -1:
         if not 0 <= i < self.rows:
@@ -587,7 +649,7 @@ cdef class SegmentIndex:
         return 0
 
     cdef uint64_t c_seq(self, Py_ssize_t i) noexcept nogil:
-        return self.base + (self.c_delta[i] if self.c_delta != NULL else <uint64_t>i)
+        return self.base + (self.c_delta_of(i) if self.is_sparse() else <uint64_t>i)
 
     cdef Py_ssize_t c_lower_bound(self, uint64_t seq) noexcept nogil:
         cdef Py_ssize_t lo = 0, hi = self.rows, mid
@@ -595,11 +657,11 @@ cdef class SegmentIndex:
         if seq <= self.base:
             return 0
         want = seq - self.base
-        if self.c_delta == NULL:
+        if not self.is_sparse():
             return <Py_ssize_t>want if want < <uint64_t>hi else hi
         while lo < hi:
             mid = (lo + hi) >> 1
-            if self.c_delta[mid] < want:
+            if self.c_delta_of(mid) < want:
                 lo = mid + 1
             else:
                 hi = mid
@@ -638,7 +700,7 @@ cdef class SegmentIndex:
             return 0
         self.c_live[i] = 0
         self.alive -= 1
-        self.alive_bytes -= self.c_size[i]
+        self.alive_bytes -= <int64_t>self.c_size_of(i)
         return 1
 
     def tombstone(self, Py_ssize_t i):
@@ -674,6 +736,11 @@ cdef class SegmentIndex:
         """Replace subject ids: `moved` has the new id of each old one."""
         if not self.rows:
             return
+        if self.packed is not None:
+            subject = pack_column(moved[self.to_array(3)])
+            self.packed = [*self.packed[:3], subject, *self.packed[4:]]
+            set_packed(&self.p_subject, PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), self.rows)
+            return
         subject = np.zeros(len(self.subject), np.uint32)
         subject[: self.rows] = moved[self.subject[: self.rows]]
         self.subject = subject
@@ -706,6 +773,9 @@ cdef class SegmentIndex:
 
     cdef Py_ssize_t c_next(self, const uint32_t *classes, const uint8_t *mask, Py_ssize_t i,
                            Py_ssize_t hi) noexcept nogil:
+        cdef uint32_t buffer[CHUNK_ROWS]
+        cdef const uint32_t *ids
+        cdef Py_ssize_t k, stop, step = FIRST_RUN
         if mask == NULL:
             if self.c_live == NULL:
                 return i if i < hi else -1
@@ -714,17 +784,28 @@ cdef class SegmentIndex:
                     return i
                 i += 1
             return -1
-        if self.c_live == NULL:
-            while i < hi:
-                if mask[classes[self.c_subject[i]]]:
-                    return i
-                i += 1
-            return -1
         while i < hi:
-            if self.c_live[i] and mask[classes[self.c_subject[i]]]:
-                return i
-            i += 1
+            stop = self.run_end(i, hi, step)
+            ids = self.subject_run(i, stop, buffer)
+            for k in range(stop - i):
+                if mask[classes[ids[k]]] and (self.c_live == NULL or self.c_live[i + k]):
+                    return i + k
+            i = stop
+            step = CHUNK_ROWS
         return -1
+
+    cdef Py_ssize_t run_end(self, Py_ssize_t i, Py_ssize_t hi, Py_ssize_t step) noexcept nogil:
+        """Return where the run of `subject_run` that begins at row i ends: within its chunk, after `step` rows at most."""
+        if self.c_subject != NULL:
+            return hi
+        return min(hi, i + step, (i | (CHUNK_ROWS - 1)) + 1)
+
+    cdef const uint32_t *subject_run(self, Py_ssize_t i, Py_ssize_t stop, uint32_t *buffer) noexcept nogil:
+        """Return the subject ids of the rows from i on, up to `stop`, which `run_end` returned."""
+        if self.c_subject != NULL:
+            return self.c_subject + i
+        packed_run(&self.p_subject, i, stop - i, buffer)
+        return buffer
 
     def next(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
         """Return the first live row in [lo, hi) whose subject's class is in the mask (None: any); -1 if none."""
@@ -740,7 +821,7 @@ cdef class SegmentIndex:
         cdef Py_ssize_t i = (hi if hi < self.rows else self.rows) - 1
         self.check_span(lo, i + 1)
         while i >= lo:
-            if (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[self.c_subject[i]]]):
+            if (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[self.c_subject_of(i)]]):
                 return i
             i -= 1
         return -1
@@ -749,59 +830,95 @@ cdef class SegmentIndex:
         """Return the number of such rows in [lo, hi)."""
         cdef const uint8_t *m = p8(mask) if mask is not None else NULL
         cdef const uint32_t *classes = subjects.classes_
-        cdef Py_ssize_t i, found = 0
+        cdef Py_ssize_t i, k, stop, found = 0
+        cdef uint32_t buffer[CHUNK_ROWS]
+        cdef const uint32_t *ids
         if hi > self.rows:
             hi = self.rows
         self.check_span(lo, hi)
         if m == NULL and self.alive == self.rows:
             return max(hi - lo, 0)
-        for i in range(lo, hi):
-            if (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[self.c_subject[i]]]):
-                found += 1
+        i = lo
+        while i < hi:
+            stop = self.run_end(i, hi, CHUNK_ROWS)
+            ids = self.subject_run(i, stop, buffer)
+            for k in range(stop - i):
+                if (self.c_live == NULL or self.c_live[i + k]) and (m == NULL or m[classes[ids[k]]]):
+                    found += 1
+            i = stop
         return found
 
-    def seqs(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
-        """Return the sequences of such rows in [lo, hi), ascending, as an array of u64."""
+    def seqs(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t most=-1):
+        """Return the sequences of such rows in [lo, hi), ascending, as an array of u64; only the first `most` unless negative."""
         cdef const uint8_t *m = p8(mask) if mask is not None else NULL
         cdef const uint32_t *classes = subjects.classes_
-        cdef Py_ssize_t i, at = 0
+        cdef Py_ssize_t i, k, stop, at = 0
+        cdef uint32_t buffer[CHUNK_ROWS]
+        cdef const uint32_t *ids
         if hi > self.rows:
             hi = self.rows
         self.check_span(lo, hi)
-        out = np.empty(max(hi - lo, 0), np.uint64)
+        if most < 0 or most > hi - lo:
+            most = max(hi - lo, 0)
+        out = np.empty(most, np.uint64)
         cdef uint64_t *o = p64(out)
-        for i in range(lo, hi):
-            if (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[self.c_subject[i]]]):
-                o[at] = self.c_seq(i)
-                at += 1
+        i = lo
+        while i < hi and at < most:
+            if m == NULL:
+                if self.c_live == NULL or self.c_live[i]:
+                    o[at] = self.c_seq(i)
+                    at += 1
+                i += 1
+                continue
+            stop = self.run_end(i, hi, CHUNK_ROWS)
+            ids = self.subject_run(i, stop, buffer)
+            for k in range(stop - i):
+                if m[classes[ids[k]]] and (self.c_live == NULL or self.c_live[i + k]):
+                    if at == most:
+                        break
+                    o[at] = self.c_seq(i + k)
+                    at += 1
+            i = stop
         return out[:at]
 
     def find_matching(self, SubjectIndex subjects not None, mask not None, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t most):
         """Return the rows in [lo, hi) whose class is in the mask, dead ones included, as u32; None if more than `most`."""
         cdef const uint8_t *m = p8(mask)
         cdef const uint32_t *classes = subjects.classes_
-        cdef Py_ssize_t i, at = 0
+        cdef Py_ssize_t i, k, stop, at = 0
+        cdef uint32_t buffer[CHUNK_ROWS]
+        cdef const uint32_t *ids
         self.check_span(lo, hi)
         out = np.empty(max(most, 0), np.uint32)
         cdef uint32_t *o = p32(out)
-        for i in range(lo, hi):
-            if m[classes[self.c_subject[i]]]:
-                if at >= most:
-                    return None
-                o[at] = <uint32_t>i
-                at += 1
+        i = lo
+        while i < hi:
+            stop = self.run_end(i, hi, CHUNK_ROWS)
+            ids = self.subject_run(i, stop, buffer)
+            for k in range(stop - i):
+                if m[classes[ids[k]]]:
+                    if at >= most:
+                        return None
+                    o[at] = <uint32_t>(i + k)
+                    at += 1
+            i = stop
         return out[:at].copy()
 
     def next_for_subject(self, uint32_t sid, Py_ssize_t lo, Py_ssize_t hi):
         """Return the first live row of one subject in [lo, hi); -1 if none."""
-        cdef Py_ssize_t i = lo
+        cdef Py_ssize_t i = lo, k, stop
+        cdef uint32_t buffer[CHUNK_ROWS]
+        cdef const uint32_t *ids
         if hi > self.rows:
             hi = self.rows
         self.check_span(lo, hi)
         while i < hi:
-            if self.c_subject[i] == sid and (self.c_live == NULL or self.c_live[i]):
-                return i
-            i += 1
+            stop = self.run_end(i, hi, CHUNK_ROWS)
+            ids = self.subject_run(i, stop, buffer)
+            for k in range(stop - i):
+                if ids[k] == sid and (self.c_live == NULL or self.c_live[i + k]):
+                    return i + k
+            i = stop
         return -1
 
     def prev_for_subject(self, uint32_t sid, Py_ssize_t lo, Py_ssize_t hi):
@@ -809,7 +926,7 @@ cdef class SegmentIndex:
         cdef Py_ssize_t i = (hi if hi < self.rows else self.rows) - 1
         self.check_span(lo, i + 1)
         while i >= lo:
-            if self.c_subject[i] == sid and (self.c_live == NULL or self.c_live[i]):
+            if self.c_subject_of(i) == sid and (self.c_live == NULL or self.c_live[i]):
                 return i
             i -= 1
         return -1
@@ -828,7 +945,7 @@ cdef class SegmentIndex:
         out = np.empty(max(hi, 0), np.uint64)
         cdef uint64_t *o = p64(out)
         for i in range(hi - 1, -1, -1):
-            sid = self.c_subject[i]
+            sid = <uint32_t>self.c_subject_of(i)
             if not s[sid] and (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[sid]]):
                 s[sid] = 1
                 o[at] = self.c_seq(i)
@@ -839,24 +956,116 @@ cdef class SegmentIndex:
         """Return the first live row of that time or later; -1 if none."""
         cdef Py_ssize_t i
         for i in range(self.rows):
-            if self.c_time[i] >= time_ns and (self.c_live == NULL or self.c_live[i]):
+            if self.c_time_of(i) >= time_ns and (self.c_live == NULL or self.c_live[i]):
                 return i
         return -1
 
     def row(self, Py_ssize_t i):
         """Return (offset, size, subject id, time, ttl, flags) of a row."""
         self.check_row(i)
-        return (self.c_offset[i], self.c_size[i], self.c_subject[i], self.c_time[i],
-                self.c_ttl[i] if self.c_ttl != NULL else self.same_ttl, self.c_flags_of(i))
+        return (self.c_offset_of(i), self.c_size_of(i), self.c_subject_of(i), self.c_time_of(i), self.c_ttl_of(i),
+                self.c_flags_of(i))
 
     def get_offset(self, Py_ssize_t i):
         """Return the offset of a row's record in its segment."""
         self.check_row(i)
-        return self.c_offset[i]
+        return self.c_offset_of(i)
+
+    def get_end(self, Py_ssize_t i):
+        """Return where a row's record ends in its segment."""
+        self.check_row(i)
+        return self.c_offset_of(i) + self.c_size_of(i)
+
+    def find_offset(self, uint64_t offset, Py_ssize_t lo, Py_ssize_t hi):
+        """Return the first row in [lo, hi) whose record begins at this offset of the segment or later; `hi` if none."""
+        cdef Py_ssize_t mid
+        self.check_span(lo, hi)
+        while lo < hi:
+            mid = (lo + hi) >> 1
+            if self.c_offset_of(mid) < offset:
+                lo = mid + 1
+            else:
+                hi = mid
+        return lo
+
+    def find_latest_time(self):
+        """Return the latest time of any row; 0 if there is none."""
+        cdef Py_ssize_t i
+        cdef uint64_t latest = 0
+        for i in range(self.rows):
+            if self.c_time_of(i) > latest:
+                latest = self.c_time_of(i)
+        return latest
+
+    def find_rows(self, seqs):
+        """Return the row of each sequence (u64), or where it would be, as an array of intp."""
+        cdef const uint64_t[::1] wanted = np.ascontiguousarray(seqs)
+        cdef Py_ssize_t k
+        out = np.empty(wanted.shape[0], np.intp)
+        cdef Py_ssize_t[::1] rows = out
+        for k in range(wanted.shape[0]):
+            rows[k] = self.c_lower_bound(wanted[k])
+        return out
+
+    def get_seqs(self, rows):
+        """Return the sequences of rows (intp)."""
+        cdef const Py_ssize_t[::1] wanted = np.ascontiguousarray(rows, np.intp)
+        cdef Py_ssize_t k
+        out = np.empty(wanted.shape[0], np.uint64)
+        cdef uint64_t[::1] values = out
+        for k in range(wanted.shape[0]):
+            self.check_row(wanted[k])
+            values[k] = self.c_seq(wanted[k])
+        return out
+
+    def get_times(self, rows):
+        """Return the times of rows (intp)."""
+        cdef const Py_ssize_t[::1] wanted = np.ascontiguousarray(rows, np.intp)
+        cdef Py_ssize_t k
+        out = np.empty(wanted.shape[0], np.uint64)
+        cdef uint64_t[::1] values = out
+        for k in range(wanted.shape[0]):
+            self.check_row(wanted[k])
+            values[k] = self.c_time_of(wanted[k])
+        return out
+
+    def get_ttls(self, rows):
+        """Return the TTLs of rows (intp)."""
+        cdef const Py_ssize_t[::1] wanted = np.ascontiguousarray(rows, np.intp)
+        cdef Py_ssize_t k
+        out = np.empty(wanted.shape[0], np.uint32)
+        cdef uint32_t[::1] values = out
+        for k in range(wanted.shape[0]):
+            self.check_row(wanted[k])
+            values[k] = <uint32_t>self.c_ttl_of(wanted[k])
+        return out
+
+    def get_subjects(self, rows):
+        """Return the subject ids of rows (intp)."""
+        cdef const Py_ssize_t[::1] wanted = np.ascontiguousarray(rows, np.intp)
+        cdef Py_ssize_t k
+        out = np.empty(wanted.shape[0], np.uint32)
+        cdef uint32_t[::1] values = out
+        for k in range(wanted.shape[0]):
+            self.check_row(wanted[k])
+            values[k] = <uint32_t>self.c_subject_of(wanted[k])
+        return out
+
+    def get_sizes(self, Py_ssize_t lo, Py_ssize_t hi, int64_t overhead, int64_t header_extra):
+        """Return the sizes of the rows in [lo, hi) plus `overhead`, and `header_extra` if they have a header; 0 for dead ones."""
+        cdef Py_ssize_t i
+        self.check_span(lo, hi)
+        out = np.zeros(max(hi - lo, 0), np.int64)
+        cdef int64_t[::1] values = out
+        for i in range(lo, hi):
+            if self.c_live == NULL or self.c_live[i]:
+                values[i - lo] = (<int64_t>self.c_size_of(i) + overhead
+                                  + (header_extra if self.c_flags_of(i) & FLAG_HEADER else 0))
+        return out
 
     def get_time(self, Py_ssize_t i):
         self.check_row(i)
-        return self.c_time[i]
+        return self.c_time_of(i)
 
     def index_block(self, SubjectIndex subjects not None, data, Py_ssize_t start, Py_ssize_t length, uint64_t place,
              Py_ssize_t expected=-1):
@@ -895,12 +1104,22 @@ cdef class SegmentIndex:
         return found
 
     def to_arrays(self):
-        """Return the used parts of the arrays: (time, offset, size, subject, ttl, flags, delta or None)."""
+        """Return the columns as arrays: time, offset, size, subject, ttl, flags, delta or None."""
         cdef Py_ssize_t n = self.rows
+        if self.packed is not None:
+            return (*(self.to_array(k) for k in range(6)), self.to_array(6) if self.packed[6] else None)
         if self.cap == 0:
             self.grow()
         return (self.time[:n], self.offset[:n], self.size[:n], self.subject[:n], self.ttl[:n], self.flags[:n],
                 None if self.delta is None else self.delta[:n])
+
+    cdef object to_array(self, int k):
+        """Return a packed column as an array."""
+        return unpack_column(self.packed[k], self.rows).astype(COLUMN_TYPES[k])
+
+
+#: Types of the columns time, offset, size, subject, ttl, flags, delta.
+COLUMN_TYPES = (np.uint64, np.uint32, np.uint32, np.uint32, np.uint32, np.uint16, np.uint32)
 
 
 @cython.final
@@ -998,18 +1217,31 @@ cdef class BlockBuilder:
         for i in range(lo, hi):
             if source.c_live != NULL and not source.c_live[i]:
                 continue
-            if source.c_offset[i] < place or source.c_offset[i] - place + source.c_size[i] > <uint64_t>size:
+            if source.c_offset_of(i) < place or source.c_offset_of(i) - place + source.c_size_of(i) > <uint64_t>size:
                 raise ValueError("a row points outside of its block")
-            at = <Py_ssize_t>(source.c_offset[i] - place)
+            at = <Py_ssize_t>(source.c_offset_of(i) - place)
             record = <const char *>&view[at]
             # The copy replaces the original, so a row must match its record.
-            if (not holds(record, source.c_size[i]) or record_size(record) != source.c_size[i]
+            if (not holds(record, source.c_size_of(i)) or record_size(record) != source.c_size_of(i)
                     or record_seq(record) != source.c_seq(i)
-                    or not self.subject_index.c_is(source.c_subject[i], record + RECORD_HEADER, record_subject_size(record))):
+                    or not self.subject_index.c_is(source.c_subject_of(i), record + RECORD_HEADER, record_subject_size(record))):
                 raise ValueError("a row does not match its record")
             if self.columns.rows and source.c_seq(i) - self.columns.base > 0xFFFFFFFF:
                 raise ValueError("rows are too far apart for one segment")
-            self.add_record(record, source.c_size[i], source.c_subject[i])
+            self.add_record(record, source.c_size_of(i), source.c_subject_of(i))
+
+
+cdef class _Removals:
+    """The removals that a frame took over from a log: pairs of first and last sequence."""
+
+    cdef uint64_t *runs
+    cdef Py_ssize_t length
+
+    def __dealloc__(self):
+        free(self.runs)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.runs, self.length, 1, flags)
 
 
 cdef class LogWriter(BlockBuilder):
@@ -1239,23 +1471,23 @@ cdef class LogWriter(BlockBuilder):
             if columns.c_live != NULL and not columns.c_live[i]:
                 continue
             seq = columns.c_seq(i)
-            if <Py_ssize_t>columns.c_subject[i] >= self.subject_index.n:
-                raise IndexError(columns.c_subject[i])
-            self.subject_index.c_message_added(columns.c_subject[i], seq)
+            if <Py_ssize_t>columns.c_subject_of(i) >= self.subject_index.n:
+                raise IndexError(columns.c_subject_of(i))
+            self.subject_index.c_message_added(columns.c_subject_of(i), seq)
             if self.messages == 0:
                 self.first_seq = seq
             self.messages += 1
-            self.bytes += (<int64_t>columns.c_size[i] + self.overhead
+            self.bytes += (<int64_t>columns.c_size_of(i) + self.overhead
                            + (self.header_extra if columns.c_flags_of(i) & FLAG_HEADER else 0))
 
     cdef int c_subtract_row(self, SegmentIndex columns, Py_ssize_t i) except -1:
-        if <Py_ssize_t>columns.c_subject[i] >= self.subject_index.n:
-            raise IndexError(columns.c_subject[i])
+        if <Py_ssize_t>columns.c_subject_of(i) >= self.subject_index.n:
+            raise IndexError(columns.c_subject_of(i))
         if not columns.c_tombstone(i):
             return 0
-        self.subject_index.c_message_removed(columns.c_subject[i], columns.c_seq(i))
+        self.subject_index.c_message_removed(columns.c_subject_of(i), columns.c_seq(i))
         self.messages -= 1
-        self.bytes -= (<int64_t>columns.c_size[i] + self.overhead
+        self.bytes -= (<int64_t>columns.c_size_of(i) + self.overhead
                        + (self.header_extra if columns.c_flags_of(i) & FLAG_HEADER else 0))
         return 1
 
@@ -1425,6 +1657,8 @@ cdef class LogWriter(BlockBuilder):
                 self.collect_record_views(pieces, part[0], part[1], part[2])
         if self.tail_used > self.mark:
             self.collect_record_views(pieces, self.tail, self.mark, self.tail_used)
+        if 16 * self.gone_n >= NO_COPY_BYTES:
+            self.move_removals(pieces)
         changes = bytearray(self.change_entries_size())
         self.write_change_entries(PyByteArray_AS_STRING(changes))
         pieces.append(changes)
@@ -1435,6 +1669,17 @@ cdef class LogWriter(BlockBuilder):
         self.entry(head, KIND_RECORDS, hi - lo)
         pieces.append(PyBytes_FromStringAndSize(head, ENTRY))
         pieces.append(memoryview(data)[lo:hi])
+        return 0
+
+    cdef int move_removals(self, list pieces) except -1:
+        """Make the array of removals part of the frame: millions of removals take long to copy."""
+        cdef char head[ENTRY]
+        cdef _Removals removals = _Removals()
+        self.entry(head, KIND_REMOVALS, 16 * self.gone_n)
+        pieces.append(PyBytes_FromStringAndSize(head, ENTRY))
+        removals.runs, removals.length = self.gone, 16 * self.gone_n
+        self.gone, self.gone_n, self.gone_cap = NULL, 0, 0
+        pieces.append(memoryview(removals))
         return 0
 
     cdef int reset(self) except -1:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from headrace._native.column_packing_pure import unpack_column
 from headrace._native.file_map import map_file as map_file
 from headrace._native.record_header import RECORD_HEADER, RECORD_HEADER_BYTES, iter_selected_records
-
-Array = npt.NDArray[Any]
+from headrace._native.segment_arrays import DELTA_MAX, KINDS, SegmentArrays, grow_array
+from headrace._native.segment_arrays import Array as Array
 
 BLOCK_HEADER_BYTES = 32
 HAS_HEADER = 0x8000
@@ -30,17 +30,10 @@ _ENTRY = struct.Struct("<HHIQ")
 _WATERMARK = struct.Struct("<IQ")
 _U16 = struct.Struct("<H")
 _RECORDS, _REMOVALS, _TRIM, _ADVANCE = 2, 4, 5, 6
-_DELTA_MAX = 0xFFFFFFFF
 _SEGMENT_HEAD = 512
 # Values above are bounds (BOUND_ONLY_BIT); a log ends far below. No store writes a record with a higher sequence.
 _SEQ_END = (1 << 63) - 1
 _RECORD_MAX = 0x7FFFFFFF
-
-
-def _grow_array(array: Array, used: int, capacity: int) -> Array:
-    fresh = np.zeros(capacity, array.dtype)
-    fresh[:used] = array[:used]
-    return fresh
 
 
 def _holds(view: memoryview, at: int, end: int) -> bool:
@@ -106,10 +99,10 @@ class SubjectIndex:
         self._names.append(subject)
         if sid == len(self._counts):
             capacity = sid + (sid >> 1)
-            self._counts = _grow_array(self._counts, sid, capacity)
-            self._firsts = _grow_array(self._firsts, sid, capacity)
-            self._lasts = _grow_array(self._lasts, sid, capacity)
-            self._classes = _grow_array(self._classes, sid, capacity)
+            self._counts = grow_array(self._counts, sid, capacity)
+            self._firsts = grow_array(self._firsts, sid, capacity)
+            self._lasts = grow_array(self._lasts, sid, capacity)
+            self._classes = grow_array(self._classes, sid, capacity)
         return sid
 
     def name(self, sid: int) -> bytes:
@@ -193,10 +186,10 @@ class SubjectIndex:
         self._names = [self._names[sid] for sid in keep.tolist()]
         self._ids = {name: sid for sid, name in enumerate(self._names)}
         room = max(len(keep), 8)
-        self._counts = _grow_array(self._counts[keep], len(keep), room)
-        self._firsts = _grow_array(self._firsts[keep], len(keep), room)
-        self._lasts = _grow_array(self._lasts[keep], len(keep), room)
-        self._classes = _grow_array(self._classes[keep], len(keep), room)
+        self._counts = grow_array(self._counts[keep], len(keep), room)
+        self._firsts = grow_array(self._firsts[keep], len(keep), room)
+        self._lasts = grow_array(self._lasts[keep], len(keep), room)
+        self._classes = grow_array(self._classes[keep], len(keep), room)
         return moved
 
     def on_message_removed(self, sid: int, seq: int) -> None:
@@ -217,23 +210,8 @@ class SubjectIndex:
                 self._lasts[sid] = self._firsts[sid]
 
 
-_KINDS = (np.uint64, np.uint32, np.uint32, np.uint32, np.uint32, np.uint16)
-
-
-class SegmentIndex:
+class SegmentIndex(SegmentArrays):
     """One row per record of a segment, dead ones included: its position, its subject, whether it is live."""
-
-    def __init__(self, base: int = 0) -> None:
-        self.base = base
-        self.rows = 0
-        self.alive = 0
-        self.alive_bytes = 0
-        self.time, self.offset, self.size, self.subject, self.ttl, self.flags = (
-            np.zeros(0, kind) for kind in _KINDS
-        )
-        self.delta: Array | None = None
-        self.live: Array | None = None
-        self._capacity = 0
 
     @staticmethod
     def from_arrays(
@@ -260,6 +238,18 @@ class SegmentIndex:
         self.alive_bytes = int(size.sum(dtype=np.uint64)) if self.rows else 0
         return self
 
+    @staticmethod
+    def from_packed(base: int, rows: int, columns: list[bytes]) -> SegmentIndex:
+        """Make a SegmentIndex of packed columns, all live; raise ValueError if one cannot have this many rows.
+
+        They are those of `pack_columns`. The values may be wrong: see `is_sound`.
+        """
+        found = [unpack_column(column, rows) for column in columns[: 7 if columns[6] else 6]]
+        limits = [np.iinfo(kind).max for kind in (*KINDS, np.uint32)]
+        if any(len(each) and each.max() > limit for each, limit in zip(found, limits, strict=False)):
+            return SegmentIndex.from_arrays(0, *(np.zeros(rows, kind) for kind in KINDS))  # not sound
+        return SegmentIndex.from_arrays(base, *map(np.ndarray.astype, found, (*KINDS, np.uint32)))
+
     def is_sound(self, subjects: int, end: int) -> bool:
         """Return whether every row can belong to a segment that ends at `end` and has this many subjects.
 
@@ -273,7 +263,7 @@ class SegmentIndex:
         delta = None if self.delta is None else self.delta[:n]
         free = np.concatenate(([_SEGMENT_HEAD + BLOCK_HEADER_BYTES], offset + size))
         return bool(
-            0 < self.base <= _SEQ_END - _DELTA_MAX
+            0 < self.base <= _SEQ_END - DELTA_MAX
             and self.subject[:n].max() < subjects
             and size.min() >= RECORD_HEADER_BYTES
             and (offset >= free[:-1]).all()
@@ -282,68 +272,13 @@ class SegmentIndex:
         )
 
     def seal(self) -> None:
-        """Stop accepting rows; a column with the same value in every row is reduced to that value."""
-        n = self.rows
-        if not n:
-            return
-        self._capacity = -1
-        if not self.ttl[:n].any():
-            self.ttl = np.broadcast_to(np.uint32(0), n)
-        if (self.flags[:n] == self.flags[0]).all():
-            self.flags = np.broadcast_to(np.uint16(self.flags[0]), n)
+        """Stop accepting rows. The compiled version packs the columns."""
+        if self.rows:
+            self._capacity = -1
 
-    def _check_row(self, i: int) -> None:
-        if not 0 <= i < self.rows:
-            raise IndexError(i)
-
-    def check_span(self, lo: int, hi: int) -> None:
-        if lo < 0 or hi > self.rows:
-            raise IndexError((lo, hi))
-
-    def _grow(self) -> None:
-        if self._capacity < 0:
-            raise ValueError("these columns are read-only")
-        capacity = max(self._capacity * 2 if self._capacity < 8192 else self._capacity * 3 // 2, 64)
-        for name in ("time", "offset", "size", "subject", "ttl", "flags", "delta", "live"):
-            array = getattr(self, name)
-            if array is not None:
-                setattr(self, name, _grow_array(array, self.rows, capacity))
-        self._capacity = capacity
-
-    def append(self, seq: int, time: int, offset: int, size: int, subject: int, ttl: int, flags: int) -> None:
-        i = self.rows
-        if i >= self._capacity:
-            self._grow()
-        if i == 0:
-            self.base = seq
-        elif self.delta is None and seq != self.base + i:
-            self.delta = np.zeros(self._capacity, np.uint32)
-            self.delta[:i] = np.arange(i)
-        self.time[i], self.offset[i], self.size[i] = time, offset, size
-        self.subject[i], self.ttl[i], self.flags[i] = subject, ttl, flags
-        if self.delta is not None:
-            self.delta[i] = seq - self.base
-        if self.live is not None:
-            self.live[i] = 1
-        self.rows = i + 1
-        self.alive += 1
-        self.alive_bytes += size
-
-    def seq(self, i: int) -> int:
-        self._check_row(i)
-        return self.base + (int(self.delta[i]) if self.delta is not None else i)
-
-    def lower_bound(self, seq: int) -> int:
-        if seq <= self.base:
-            return 0
-        want = seq - self.base
-        if self.delta is None:
-            return min(want, self.rows)
-        return int(np.searchsorted(self.delta[: self.rows], want)) if want <= _DELTA_MAX else self.rows
-
-    def find_row(self, seq: int) -> int:
-        i = self.lower_bound(seq)
-        return i if i < self.rows and self.seq(i) == seq else -1
+    def adopt_packed(self, columns: list[bytes]) -> None:
+        """Stop accepting rows. The compiled version uses these columns, which `pack_columns` made of this one."""
+        self.seal()
 
     def find_live_row(self, seq: int) -> int:
         i = self.find_row(seq)
@@ -417,12 +352,9 @@ class SegmentIndex:
     def count(self, subjects: SubjectIndex, mask: Array | None, lo: int, hi: int) -> int:
         return int(np.count_nonzero(self._match_mask(subjects, mask, lo, hi)))
 
-    def seqs(self, subjects: SubjectIndex, mask: Array | None, lo: int, hi: int) -> Array:
-        return self._seqs_for(lo + np.flatnonzero(self._match_mask(subjects, mask, lo, hi)))
-
-    def _seqs_for(self, rows: Array) -> Array:
-        steps = rows.astype(np.uint64) if self.delta is None else self.delta[rows].astype(np.uint64)
-        return steps + np.uint64(self.base)
+    def seqs(self, subjects: SubjectIndex, mask: Array | None, lo: int, hi: int, most: int = -1) -> Array:
+        rows = np.flatnonzero(self._match_mask(subjects, mask, lo, hi))[: None if most < 0 else most]
+        return self.get_seqs(lo + rows)
 
     def find_matching(self, subjects: SubjectIndex, mask: Array, lo: int, hi: int, most: int) -> Array | None:
         self.check_span(lo, hi)
@@ -462,24 +394,12 @@ class SegmentIndex:
         )
         return int(found[0]) if len(found) else -1
 
-    def row(self, i: int) -> tuple[int, int, int, int, int, int]:
-        self._check_row(i)
-        return (
-            int(self.offset[i]),
-            int(self.size[i]),
-            int(self.subject[i]),
-            int(self.time[i]),
-            int(self.ttl[i]),
-            int(self.flags[i]),
-        )
-
-    def get_offset(self, i: int) -> int:
-        self._check_row(i)
-        return int(self.offset[i])
-
-    def get_time(self, i: int) -> int:
-        self._check_row(i)
-        return int(self.time[i])
+    def get_sizes(self, lo: int, hi: int, overhead: int, header_extra: int) -> Array:
+        self.check_span(lo, hi)
+        has_header = self.flags[lo:hi].astype(np.int64) & HAS_HEADER
+        extra = np.where(has_header, overhead + header_extra, overhead)
+        sizes = self.size[lo:hi].astype(np.int64) + extra
+        return sizes if self.live is None else sizes * self.live[lo:hi]
 
     def index_block(
         self, subjects: SubjectIndex, data: Any, start: int, length: int, place: int, expected: int = -1
@@ -489,7 +409,7 @@ class SegmentIndex:
         Returns their number; -1, adding no row, if they are not ascending records, or not `expected` many.
         """
         view = memoryview(data)
-        if start < 0 or length < 0 or start + length > len(view) or place + length > _DELTA_MAX:
+        if start < 0 or length < 0 or start + length > len(view) or place + length > DELTA_MAX:
             raise ValueError("no block there")
         places = self._records(view, start, start + length)
         if places is None or 0 <= expected != len(places):
@@ -509,24 +429,12 @@ class SegmentIndex:
                 return None
             size, _, _, _, _, seq, _ = RECORD_HEADER.unpack_from(view, at)
             base = seq if base < 0 else base
-            if seq <= last or seq - base > _DELTA_MAX:
+            if seq <= last or seq - base > DELTA_MAX:
                 return None
             places.append(at)
             last = seq
             at += size
         return places
-
-    def to_arrays(self) -> tuple[Array, Array, Array, Array, Array, Array, Array | None]:
-        n = self.rows
-        return (
-            self.time[:n],
-            self.offset[:n],
-            self.size[:n],
-            self.subject[:n],
-            self.ttl[:n],
-            self.flags[:n],
-            None if self.delta is None else self.delta[:n],
-        )
 
 
 class RecordBlock:
@@ -612,7 +520,7 @@ class BlockBuilder:
                 raise ValueError("a row points outside of its block")
             if not self._is_row(source.seq(i), sid, view[offset - place : offset - place + size]):
                 raise ValueError("a row does not match its record")
-            if self.columns.rows and source.seq(i) - self.columns.base > _DELTA_MAX:
+            if self.columns.rows and source.seq(i) - self.columns.base > DELTA_MAX:
                 raise ValueError("rows are too far apart for one segment")
             self._add_record(view[offset - place : offset - place + size], sid)
 
@@ -701,7 +609,7 @@ class LogWriter(BlockBuilder):
         if size > _RECORD_MAX:
             raise ValueError("a record has more than 2 GiB")
         sid = self.subject_index.add(subject)
-        if self.columns.rows and seq - self.columns.base > _DELTA_MAX:
+        if self.columns.rows and seq - self.columns.base > DELTA_MAX:
             self.split_segment()
         self._reserve(size)
         flags = flags & 0x7FFF | (HAS_HEADER if header else 0)
@@ -736,7 +644,7 @@ class LogWriter(BlockBuilder):
     def append_copies(
         self,
         view: memoryview,
-        seqs: npt.NDArray[np.uint64],
+        seqs: Array,
         start: int,
         count_max: int,
         size_max: int,
@@ -824,7 +732,7 @@ class LogWriter(BlockBuilder):
                 sid = self.subject_index.add(
                     bytes(view[at + RECORD_HEADER_BYTES : at + RECORD_HEADER_BYTES + sl])
                 )
-                if self.columns.rows and seq - self.columns.base > _DELTA_MAX:
+                if self.columns.rows and seq - self.columns.base > DELTA_MAX:
                     self.split_segment()
                 self._add_record(view[at : at + size], sid)
                 self._count_added(sid, seq, size, flags, time)

@@ -89,6 +89,8 @@ cdef class ReplyScanner:
     cdef readonly Py_ssize_t position
     cdef readonly Py_ssize_t count
     cdef readonly bytes status
+    #: Whether each message names the one found before it as the one that the server sent before it.
+    cdef readonly bint is_complete
     cdef bytes _line
     cdef int64_t *_rows
     cdef Py_ssize_t _room
@@ -96,6 +98,7 @@ cdef class ReplyScanner:
     def __cinit__(self, bytes reply):
         self.position = self.count = self._room = 0
         self.status = b""
+        self.is_complete = True
         self._line = b"HMSG " + reply + b" 1 "
         self._rows = NULL
 
@@ -144,6 +147,7 @@ cdef class ReplyScanner:
         cdef const char *begin
         cdef const char *floor = start + at
         cdef int64_t *row = self._reserve_row()
+        cdef int64_t previous = (row - FIELDS)[3] if self.count else 0
         cdef int each
         row[0], row[1], row[2] = at, head, total
         for each in range(ADDED):
@@ -152,7 +156,10 @@ cdef class ReplyScanner:
                 begin -= 1
             if begin == floor or end - begin < SIZES[each] or memcmp(begin, NAMES[each], SIZES[each]) != 0:
                 raise ValueError(NAMES[each].decode())
-            if each == 2:
+            if each == 0:
+                if number(begin + SIZES[each], end) != previous:
+                    self.is_complete = False
+            elif each == 2:
                 row[4] = nanoseconds(begin + SIZES[each], end)
             elif each == 3:
                 row[3] = number(begin + SIZES[each], end)

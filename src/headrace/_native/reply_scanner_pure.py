@@ -22,6 +22,8 @@ _NAMES = (
     b"Nats-Subject: ",
     b"Nats-Stream: ",
 )
+#: Which of the numbers of a message is its sequence.
+_SEQ_FIELD = 3
 _OPENING = 10
 _LENGTHS = 24
 _SPACE = 32
@@ -42,6 +44,8 @@ class ReplyScanner:
         self.position = 0
         self.count = 0
         self.status = b""
+        #: Whether each message names the one found before it as the one that the server sent before it.
+        self.is_complete = True
         self._line = b"HMSG %s 1 " % reply
         self._rows = array("q")
 
@@ -90,6 +94,10 @@ class ReplyScanner:
         seq, time_ns = _number(buffer[low:high]), _parse_time_ns(buffer[from_:to].decode("latin-1"))
         if seq < 0 or time_ns < 0:
             raise ValueError("a valid sequence and time")
+        low, high = found[b"Nats-Last-Sequence: "]
+        previous = self._rows[_SEQ_FIELD - FIELDS_PER_MESSAGE] if self.count else 0
+        if _number(buffer[low:high]) != previous:
+            self.is_complete = False
         self._rows.extend((at, head, total, seq, time_ns, place, stop - place, end + 2))
         self.count += 1
 

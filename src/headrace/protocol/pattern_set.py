@@ -31,6 +31,7 @@ class PatternSet:
     def __init__(self, patterns: Iterable[bytes] = (), *, visits_max: int = 1 << 60) -> None:
         self._root = _Node()
         self._visits_max = visits_max
+        #: Steps since the start, or since the caller set it to 0.
         self.visits = 0
         for pattern in patterns:
             self.add(pattern)
@@ -47,11 +48,21 @@ class PatternSet:
 
     def discard(self, pattern: bytes) -> None:
         """Remove a pattern once; do nothing if it is not there."""
-        node: _Node | None = self._root
+        node, path = self._root, []
         for token in tokens(pattern):
-            node = node.children.get(token) if node is not None else None
-        if node is not None and node.count:
-            node.count -= 1
+            child = node.children.get(token)
+            if child is None:
+                return
+            path.append((node, token))
+            node = child
+        if not node.count:
+            return
+        node.count -= 1
+        for parent, token in reversed(path):
+            if node.count or node.children:
+                break
+            del parent.children[token]
+            node = parent
 
     def __contains__(self, pattern: bytes) -> bool:
         node: _Node | None = self._root

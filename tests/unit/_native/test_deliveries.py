@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.protocol.leafnode import encode_msg
+
 ACK = b"$JS.ACK.S.C.1."
 TIME_NS = 1_700_000_000_000_000_000
 
@@ -150,6 +152,43 @@ def test_subjects_of_a_run(kernel: Any) -> None:
     found = set()
     assert kernel.collect_subjects(memoryview(b"".join(records)), 3, found) == 4
     assert found == {b"a", b"b"}
+
+
+# For another server
+
+
+def leafnode_run(kernel: Any, records: list[bytes], seqs: list[int], **over: Any) -> Any:
+    options = {"at": 0, "most": 100, "cseq": 1, "pending": 10, "bytes_max": -1} | over
+    wanted = np.array(seqs, dtype=np.uint64)
+    rest = [options[key] for key in ("cseq", "pending", "bytes_max")]
+    view = memoryview(b"".join(records))
+    return kernel.encode_leafnode_run(b"to", view, wanted, options["at"], options["most"], ACK, *rest)
+
+
+def leafnode_line(seq: int, cseq: int, pending: int, header: bytes = b"") -> bytes:
+    reply = b"%s%d.%d.%d.%d" % (ACK, seq, cseq, TIME_NS + seq, pending)
+    return encode_msg(b"to", reply + b"@s.a", (), header, b"hi")
+
+
+def test_a_run_for_another_server_names_the_stored_subjects(kernel: Any) -> None:
+    header = b"NATS/1.0\r\n\r\n"
+    data, count, size = leafnode_run(kernel, [record(1), record(2, header=header), record(7)], [1, 2, 7])
+    assert data == leafnode_line(1, 1, 9) + leafnode_line(2, 2, 8, header) + leafnode_line(7, 3, 7)
+    assert (count, size) == (3, 3 * len(b"to" + ACK + b"1.1.." + b"8" + b"hi") + 3 * 19 + len(header))
+
+
+def test_a_run_for_another_server_is_a_part_of_the_records(kernel: Any) -> None:
+    records = [record(n) for n in range(1, 6)]
+    assert leafnode_run(kernel, records, [2, 5])[0] == leafnode_line(2, 1, 9) + leafnode_line(5, 2, 8)
+    assert leafnode_run(kernel, records, [1, 2, 3], at=1, most=1)[0] == leafnode_line(2, 1, 9)
+    assert leafnode_run(kernel, records, [1, 2, 3], bytes_max=0)[1] == 1
+    assert leafnode_run(kernel, records, [1, 2], pending=0)[0].count(b".0@") == 2
+    assert leafnode_run(kernel, records, [0, 1]) == (b"", 0, 0)
+    assert leafnode_run(kernel, records, []) == (b"", 0, 0)
+    assert leafnode_run(kernel, [], [1]) == (b"", 0, 0)
+    assert leafnode_run(kernel, [record(1), record(2)[:-1]], [1, 2])[1] == 1
+    with pytest.raises(IndexError):
+        leafnode_run(kernel, records, [1], at=-1)
 
 
 def test_both_twins_are_there() -> None:

@@ -16,6 +16,6 @@ def test_names_are_never_modules(first: str) -> None:
         print([name for name in _native.__all__ if isinstance(getattr(_native, name), ModuleType)])
     """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=True
     )
     assert done.stdout == "[]\n"

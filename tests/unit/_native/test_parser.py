@@ -321,6 +321,28 @@ def test_withheld_messages_count_as_undelivered(twin: str) -> None:
     assert one.heard() == b"MSG bar.yes 1 i 0\r\n\r\n"
 
 
+def test_a_full_route_cache_drops_one_route_for_each_new_one(twin: str) -> None:
+    native, resolved = load(twin), 0
+
+    def resolve(subject: bytes) -> Any:
+        nonlocal resolved
+        resolved += 1
+        return native.Route(subject, 0, [], [], [])
+
+    table = native.RouteTable(resolve, 100)
+    routes = [table.find(b"a.%d" % number) for number in range(1_000)]
+    assert len(table) == 100
+    assert [route.key for route in routes if route.valid] == [
+        b"a.%d" % number for number in range(1_000) if b"a.%d" % number in table
+    ]
+    for number in range(1_000):
+        assert table.find(b"a.%d" % number).key == b"a.%d" % number
+        assert len(table) == 100
+    assert resolved <= 2_000
+    table.clear()
+    assert len(table) == 0
+
+
 def test_twins_have_the_same_names() -> None:
     compiled, pure = load("compiled"), load("pure")
     for name in ("Parser", "ClientState", "Route", "RouteTable", "Subscription"):

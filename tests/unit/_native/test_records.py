@@ -374,3 +374,73 @@ def test_the_twins_agree_byte_for_byte(messages, removals) -> None:
             assert np.array_equal(left, right)
     for name in ("counts", "firsts", "lasts"):
         assert np.array_equal(getattr(one.subject_index, name), getattr(two.subject_index, name))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sealed_columns_answer_like_growing_ones(records: ModuleType, sparse: bool) -> None:
+    """Packed columns, in the compiled version, and arrays give the same results."""
+    log = appender(records, 4096)
+    for number in range(700):
+        if sparse and number % 9 == 0:
+            log.last_seq += number % 5
+        header = b"H: 1" if number % 4 == 0 else b""
+        log.append(b"s.%d" % (number * 7 % 13), header, b"x" * (number % 31), 10**9 + 13 * number, number % 3)
+    columns, subjects = log.columns, log.subject_index
+    for row in range(0, 700, 11):
+        columns.tombstone(row)
+
+    def answers() -> list[Any]:
+        rows = np.arange(0, 700, 3)
+        seqs = columns.get_seqs(rows)
+        mask = np.ones(8, np.uint8)
+        seen = np.zeros(len(subjects), np.uint8)
+        return [
+            [columns.row(row) for row in range(700)],
+            [(columns.get_offset(row), columns.get_end(row), columns.get_time(row)) for row in range(700)],
+            [columns.find_offset(offset, 5, 650) for offset in (0, 600, 5000, 5001, 20_000, 1 << 40)],
+            [columns.lower_bound(seq) for seq in range(0, 1800, 7)],
+            [columns.find_live_row(seq) for seq in range(0, 1800, 7)],
+            [columns.first_at_time(10**9 + step) for step in (0, 1, 5000, 10**6)],
+            columns.find_latest_time(),
+            *(found.tolist() for found in (seqs, columns.find_rows(seqs), columns.get_times(rows))),
+            *(found.tolist() for found in (columns.get_subjects(rows), columns.get_ttls(rows))),
+            columns.get_sizes(3, 600, -2, 4).tolist(),
+            columns.seqs(subjects, mask, 0, 700).tolist(),
+            *(
+                columns.seqs(subjects, each, 5, 700, most).tolist()
+                for each in (None, mask)
+                for most in (0, 3, 900)
+            ),
+            columns.next_for_subject(2, 100, 700),
+            columns.prev_for_subject(2, 100, 700),
+            columns.last_per_subject(subjects, mask, seen, 690).tolist(),
+            columns.live_bits(),
+            columns.is_sound(len(subjects), 1 << 20),
+            [None if each is None else each.tolist() for each in columns.to_arrays()],
+            (columns.alive, columns.alive_bytes),
+        ]
+
+    before = answers()
+    columns.seal()
+    assert answers() == before
+    moved = np.arange(len(subjects), dtype=np.uint32)[::-1].copy()
+    columns.remap_subjects(moved)
+    assert columns.get_subjects(np.arange(700)).tolist() == [moved[row[2]] for row in before[0]]
+    for rows in ([-1], [700]):
+        if records is compiled:
+            with pytest.raises(IndexError):
+                columns.get_times(np.array(rows))
+
+
+def test_packed_columns_that_are_none(records: ModuleType) -> None:
+    good = [b"", b"", b"", b"", b"", b"", b""]
+    assert records.SegmentIndex.from_packed(1, 0, good).rows == 0
+    with pytest.raises(ValueError, match="packed"):
+        records.SegmentIndex.from_packed(1, 5, good)
+    # Every column may have 64 bits when it is packed; rows with so large values are not sound.
+    huge = struct.pack("<QII", 1 << 40, 0, 0)
+    fine = [struct.pack("<QII", value, 0, 0) for value in (1, 544, 40, 0, 0, 0)]
+    for at in range(1, 6):
+        found = records.SegmentIndex.from_packed(1, 1, [*fine[:at], huge, *fine[at + 1 :], b""])
+        assert not found.is_sound(1, 1 << 50)
+    assert records.SegmentIndex.from_packed(1, 1, [*fine, b""]).is_sound(1, 4096)

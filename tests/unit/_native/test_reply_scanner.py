@@ -25,11 +25,15 @@ def kernel(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def message(
-    own: bytes = b"", subject: bytes = b"a.b", seq: int = 7, time: bytes = b"1970-01-01T00:00:01.5Z"
+    own: bytes = b"",
+    subject: bytes = b"a.b",
+    seq: int = 7,
+    time: bytes = b"1970-01-01T00:00:01.5Z",
+    previous: int = 0,
 ) -> bytes:
     header = (
         b"NATS/1.0\r\n%sNats-Stream: S\r\nNats-Subject: %s\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %s\r\n"
-        b"Nats-Num-Pending: 1\r\nNats-Last-Sequence: 0\r\n\r\n" % (own, subject, seq, time)
+        b"Nats-Num-Pending: 1\r\nNats-Last-Sequence: %d\r\n\r\n" % (own, subject, seq, time, previous)
     )
     return b"HMSG I 1 %d %d\r\n%shello\r\n" % (len(header), len(header) + 5, header)
 
@@ -52,6 +56,26 @@ def test_a_message_becomes_numbers(kernel: ModuleType) -> None:
     assert (seq, time_ns, data[subject : subject + length]) == (7, NS * 3 // 2, b"a.b")
     assert data[start:own] == b"NATS/1.0\r\nA: 1\r\n"
     assert (second[3], second[7] - second[0]) == (8, 10)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "is_complete"),
+    [
+        ([], True),
+        ([(7, 0)], True),
+        ([(7, 0), (9, 7), (10, 9)], True),
+        ([(9, 7)], False),
+        ([(7, 0), (10, 9)], False),
+        ([(7, 0), (10, 9), (11, 10)], False),
+    ],
+)
+def test_a_missing_reply_is_noticed(
+    kernel: ModuleType, pairs: list[tuple[int, int]], is_complete: bool
+) -> None:
+    """Each reply names the message that was sent before it."""
+    frames = kernel.ReplyScanner(b"I")
+    frames.scan(bytearray(b"".join(message(seq=seq, previous=previous) for seq, previous in pairs)))
+    assert (frames.count, frames.is_complete) == (len(pairs), is_complete)
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,16 @@ def test_a_limit_on_steps() -> None:
     assert not found.overlaps(b"a1.y")
     with pytest.raises(TooManyVisits):
         found.overlaps(b"*.y")
+
+
+def test_nothing_is_left_of_removed_patterns() -> None:
+    found = PatternSet([b"a.b.c", b"a.b", b"a.b"])
+    found.discard(b"a.b.c")
+    found.discard(b"a.x")
+    found.discard(b"a.b.c.d")
+    assert b"a.b" in found
+    assert not found.overlaps(b"a.b.>")
+    found.discard(b"a.b")
+    found.discard(b"a.b")
+    assert not found.overlaps(b">")
+    assert not found._root.children

@@ -1,0 +1,1 @@
+from headrace._native.commit_queue_pure import CommitQueue as CommitQueue
