@@ -42,6 +42,10 @@ class StoreError(HeadraceError):
     """The store cannot do what was requested."""
 
 
+class StoreLocked(StoreError):
+    """Another process has the store open."""
+
+
 class CorruptData(StoreError):
     """Bytes on disk are not what was written."""
 
@@ -60,6 +64,54 @@ class StoreFull(StoreError):
 
 class ClaimError(HeadraceError):
     """A claim cannot be stored, found or trusted."""
+
+
+class BackupError(HeadraceError):
+    """A backup of a server cannot be made, found or restored."""
+
+
+class BackupDamaged(BackupError):
+    """An object of a backup is missing, or not what was written."""
+
+
+class ArchiveError(HeadraceError):
+    """The archive cannot be used, found or restored."""
+
+
+class ArchiveFenced(ArchiveError):
+    """Another server writes this archive: this one must neither archive nor acknowledge anything any more."""
+
+
+class ArchiveNotBegun(HeadraceError):
+    """The server that may begin this archive has not done so yet: try again later."""
+
+
+class ArchiveCopyError(ArchiveError):
+    """The copy of a standby cannot be written, for example because its disk is full."""
+
+
+class ArchiveTrimmed(ArchiveError):
+    """Groups that a restore needs were dropped while it ran: a new restore begins with a newer base."""
+
+
+class ArchiveDamaged(ArchiveError):
+    """An object of an archive is missing, or not what was written."""
+
+
+class TableError(HeadraceError):
+    """A table of a stream cannot be written, found or trusted."""
+
+
+class PositionConflict(TableError):
+    """The positions that a table records do not agree: it was rolled back, or something else wrote it."""
+
+
+class StreamReplaced(TableError):
+    """The stream is not the one whose messages the table has."""
+
+
+class StreamGap(TableError):
+    """Messages were removed from the stream before they were written to the table."""
 
 
 class DataLoss(HeadraceError):

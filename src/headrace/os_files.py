@@ -14,7 +14,7 @@ from headrace.errors import StoreError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["lock_exclusive", "start_write_back", "sync_data"]
+__all__ = ["is_locked", "lock_exclusive", "start_write_back", "sync_data"]
 
 
 def sync_data(fd: int) -> None:
@@ -38,3 +38,18 @@ def lock_exclusive(fd: int) -> None:
     if sys.platform == "win32":
         raise StoreError("a store can be opened on Linux and macOS only")
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Return whether another process holds the lock of a file; False if there is no such file."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        lock_exclusive(fd)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

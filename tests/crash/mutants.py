@@ -191,7 +191,7 @@ def cut_in_mid_log(patch: Patch) -> None:
 
 
 def journal_folder_not_synced(patch: Patch) -> None:
-    patch(journal_writer, "_create_ops", lambda old: lambda *a: without(old(*a), "syncdir"))
+    patch(journal_writer, "create_ops", lambda old: lambda *a: without(old(*a), "syncdir"))
     patch(
         journal_writer.Journal, "_switch_file", lambda old: lambda self, *a: without(old(self, *a), "syncdir")
     )

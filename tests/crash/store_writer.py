@@ -65,6 +65,8 @@ def write_ticks(store: Store, posted: deque[Callable[[], None]]) -> None:
             if log.messages > 400:
                 log.remove_below(log.last_seq - 300)
         while store.in_flight:
+            if store.poisoned is not None:
+                raise store.poisoned
             while posted:
                 posted.popleft()()
         lines = [f"{name} {log.last_seq} {log.first_seq}\n" for name, log in sorted(store.logs.items())]

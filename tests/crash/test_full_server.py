@@ -19,7 +19,7 @@ DISK_BYTES = 200 * MIB
 #: Large messages go to segments at once, others through the journal.
 PAYLOADS = {"large": bytes(100_000), "small": bytes(20_000)}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

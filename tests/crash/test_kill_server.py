@@ -104,7 +104,7 @@ def test_nothing_acknowledged_is_lost() -> None:
 def test_a_second_server_on_the_same_folder_is_refused() -> None:
     with Server(OURS) as server:
         command = [sys.executable, "-m", "headrace", "serve", "-p", "-1", "-js", "-sd", str(server.store_dir)]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        second = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
         assert second.returncode == 1
         assert "in use by another process" in second.stderr
         assert "Traceback" not in second.stderr

@@ -20,23 +20,30 @@ ROUNDS = 50
 TESTS = Path(__file__).parent.parent
 
 
-def write_and_kill(root: Path, seconds: float) -> dict[str, tuple[int, int]]:
+def write_and_kill(
+    root: Path, seconds: float, env: dict[str, str] | None = None
+) -> dict[str, tuple[int, int]]:
     """Run a writer and kill it; return what it reported as durable: last and first sequence."""
     child = subprocess.Popen(
         [sys.executable, "-m", "crash.store_writer", str(root)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": str(TESTS), **(env or {})},
     )
     assert child.stdout is not None
     os.set_blocking(child.stdout.fileno(), True)
     told = child.stdout.readline()  # it runs: at least one frame is durable
     time.sleep(seconds)  # the random moment is the test; there is no condition to wait for
     child.send_signal(signal.SIGKILL)
-    rest, errors = child.communicate(timeout=30)
+    rest, errors = child.communicate(timeout=120)
     assert told, errors.decode()
+    return parse_acked(told + rest)
+
+
+def parse_acked(lines: bytes) -> dict[str, tuple[int, int]]:
+    """Parse the complete lines of a writer: last and first sequence by stream."""
     acked: dict[str, tuple[int, int]] = {}
-    for line in (told + rest).decode().split("\n")[:-1]:
+    for line in lines.decode().split("\n")[:-1]:
         name, last_seq, first_seq = line.split()
         acked[name] = int(last_seq), int(first_seq)
     return acked

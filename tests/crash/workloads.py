@@ -102,6 +102,18 @@ def rotate(driver: StoreDriver, rng: Random) -> None:
     driver.run_until_idle()
 
 
+def bursts(driver: StoreDriver, rng: Random) -> None:
+    """Idle times between bursts: journal files are removed, and new ones are made."""
+    driver.create("A")
+    for _ in range(3):
+        for _ in range(6):
+            some(driver, rng, "A", 5, 2_400)
+            driver.commit()
+        driver.release_idle_resources()
+        driver.remove("A", rng.choice(live(driver, "A")))
+    driver.run_until_idle()
+
+
 def compact(driver: StoreDriver, rng: Random) -> None:
     """Segments become sparse and are compacted."""
     driver.create("A")
@@ -385,6 +397,7 @@ SCRIPTED: dict[str, Workload] = {
         large,
         checkpoint,
         rotate,
+        bursts,
         compact,
         compressed,
         squeezed,

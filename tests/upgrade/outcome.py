@@ -34,7 +34,7 @@ API = "$JS.API."
 PAGE = 100
 _XATTR = "SCHILY.xattr."
 #: Longer than anything that a directory waits for after a start.
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 #: The phases, and the phase that each follows.
 PHASES = (("opened", "after"), ("after", "restarted"), ("restarted", "accepted"))
 _ANSWERS = (b"", b"+ACK", b"-NAK", b"+TERM")

@@ -185,7 +185,7 @@ async def pushes(world: World) -> None:
         policy = {"ack_policy": "explicit", **config}
         heard = await world.nc.subscribe(f"to.{name}", "g" if name == "group" else "")
         await world.consumer("P", name, deliver_subject=f"to.{name}", **policy)
-        messages = [await heard.next_msg(5) for _ in range(5)]
+        messages = [await heard.next_msg(60) for _ in range(5)]
         if name != "none":
             await world.answer(messages[1], b"+ACK")
         await heard.unsubscribe()
@@ -215,7 +215,7 @@ async def batches(world: World) -> None:
     for number in range(1, 8):
         reply = f"{inbox}.fast.3.ok.{number}.{0 if number == 1 else 1}.$FI"
         await world.nc.publish(f"B.fast.{number}", b"fast", reply)
-    while json.loads((await answers.next_msg(5)).data).get("seq", 0) < 6:
+    while json.loads((await answers.next_msg(60)).data).get("seq", 0) < 6:
         pass
     await world.api("STREAM.INFO.B")
     for number in range(1, 3):  # never committed
@@ -255,7 +255,7 @@ async def copies(world: World) -> None:
 
 
 async def until(world: World, stream: str, messages: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while (await world.api(f"STREAM.INFO.{stream}"))["state"]["messages"] < messages:
         assert time.monotonic() < deadline, stream
         await asyncio.sleep(0.05)

@@ -51,7 +51,7 @@ def test_the_pure_kernel_reads_them_too(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

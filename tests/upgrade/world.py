@@ -90,7 +90,7 @@ class World:
     async def pub(self, subject: str, data: bytes = b"", user: int = 0, **headers: str) -> dict[str, Any]:
         """Publish and return the reply; underscores stand for hyphens in headers."""
         named = {key.replace("_", "-"): value for key, value in headers.items()}
-        answer = await self.connections[user].request(subject, data, timeout=5, headers=named or None)
+        answer = await self.connections[user].request(subject, data, timeout=60, headers=named or None)
         return json.loads(answer.data or b"{}")
 
     async def fill(self, name: str, count: int, size: int = 20, subjects: int = 3) -> None:
@@ -104,12 +104,12 @@ class World:
         taken = await self.nc.subscribe(inbox)
         body = json.dumps({"batch": count, "expires": 5 * S, **request}).encode()
         await self.nc.publish(f"{API}CONSUMER.MSG.NEXT.{stream}.{consumer}", body, inbox)
-        found = [await taken.next_msg(5) for _ in range(count)]
+        found = [await taken.next_msg(60) for _ in range(count)]
         await taken.unsubscribe()
         return found
 
     async def answer(self, message: Any, said: bytes) -> None:
-        await self.nc.request(message.reply, said, timeout=5)
+        await self.nc.request(message.reply, said, timeout=60)
 
     def goes_on(self, *subjects: str, user: int = 0, **headers: str) -> None:
         """Record messages that the next version publishes."""

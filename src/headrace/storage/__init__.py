@@ -8,6 +8,7 @@ from headrace.storage.damage_report import Damage, RecoveryReport
 from headrace.storage.io.disk import Disk, FileDisk
 from headrace.storage.log.filters import Filter
 from headrace.storage.log.log import SEQ_MAX, StreamLog
+from headrace.storage.maintenance.long_idle import count_uses, release_idle_resources
 from headrace.storage.memory_frames import MemoryFrames
 from headrace.storage.metadata_store import MetadataStore
 from headrace.storage.options import StoreOptions
@@ -29,5 +30,7 @@ __all__ = [
     "StoreObserver",
     "StoreOptions",
     "StreamLog",
+    "count_uses",
     "open_store",
+    "release_idle_resources",
 ]

@@ -72,7 +72,12 @@ class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointRoot(msgspec.Struct, frozen=True, array_like=True):
-    """The root of a checkpoint. Replay starts with the frame after `frame`."""
+    """The root of a checkpoint. Replay starts with the frame after `frame`.
+
+    `frame_before_open` is the last frame that the store had before a process opened it: opening raises the numbers of
+    frames, without new content. A later process that opens the store copies it, until one of them confirms that the store
+    is the right one; then it is None, and the frames count as they are. Versions before 2026-11-19 left it out.
+    """
 
     number: int
     frame: int
@@ -83,3 +88,4 @@ class CheckpointRoot(msgspec.Struct, frozen=True, array_like=True):
     offline: list[StreamEntry]
     retained_files: list[str]  # damaged journal files: evidence, not to be reused
     writer: str = ""  # the version that wrote it; versions before 2026-11-16 left it out
+    frame_before_open: int | None = None

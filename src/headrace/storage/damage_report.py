@@ -45,6 +45,8 @@ class RecoveryReport:
     writer: str = ""  # the version that wrote that checkpoint, if recorded
     features: list[str] = field(default_factory=list)  # features that a reader of the store must understand
     frames_replayed: int = 0
+    last_frame: int = 0  # the last frame that is in the checkpoint or was replayed
+    frame_before_open: int = 0  # the last one before the store was opened, see `CheckpointRoot`
     clean_shutdown: bool = False  # the last frame of the journal is a shutdown mark
     #: Copies of torn tails: unfinished frames, nothing acknowledged was lost.
     torn_tails: list[str] = field(default_factory=list)

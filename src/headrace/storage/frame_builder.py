@@ -56,7 +56,7 @@ class FrameBuilder:
         self._file_gc = file_gc
         self._checkpointer = checkpointer
         self._prev_watermarks = b""
-        self._sealed_logs: list[LogWriter] = []  # changed by the last sealed frame
+        self._changed_logs: set[LogWriter] = set()  # by sealed frames, until they are drained
         self.last_kind = SHUTDOWN
         self.create_entries: list[bytes] = []
         self.delete_entries: list[bytes] = []
@@ -66,18 +66,16 @@ class FrameBuilder:
         data = encode_u64(first_seq) + name.encode()
         self.create_entries.append(encode_entry(CREATE_STREAM, ident, data))
 
-    def add_delete(self, ident: int) -> None:
+    def add_delete(self, log: FileLog) -> None:
         """Add the deletion of a stream to the open frame."""
-        self.delete_entries.append(encode_entry(DELETE_STREAM, ident, b""))
+        self.delete_entries.append(encode_entry(DELETE_STREAM, log.ident, b""))
+        self._changed_logs.discard(log)
 
-    def get_changed_logs(self, since: int) -> list[LogWriter] | None:
-        """Return the logs that changed in frame `since` or later; None if that is older than the last sealed frame."""
-        open_frame = self._context.open_frame
-        if since == open_frame.number:
-            return open_frame.dirty_logs
-        if since == open_frame.number - 1:
-            return [*self._sealed_logs, *open_frame.dirty_logs]
-        return None
+    def drain_changed_logs(self) -> list[LogWriter]:
+        """Return the logs that changed since the last call; those of the open frame are returned again next time."""
+        changed = [*self._changed_logs, *self._context.open_frame.dirty_logs]
+        self._changed_logs.clear()
+        return changed
 
     def seal(self, kind: int, *, is_full: bool) -> tuple[SealedFrame, list[Op]]:
         """Close the open frame and begin the next one; return the frame and the operations that write it.
@@ -90,7 +88,7 @@ class FrameBuilder:
                 if isinstance(log, FileLog):
                     log.drop_emptied_segment()
         logs, open_frame.dirty_logs = open_frame.dirty_logs, []
-        self._sealed_logs = logs
+        self._changed_logs.update(logs)
         mark, self._checkpointer.pending_mark = self._checkpointer.pending_mark, 0
         ops = self._make_ops(kind, logs, mark, is_full=is_full)
         size = open_frame.pending_bytes + context.large_pending_bytes

@@ -25,7 +25,7 @@ class MemoryFrames:
         #: Why the store accepts nothing any more, set by the store.
         self.poisoned: StoreError | None = None
         self._observer: StoreObserver | None = None
-        self._sealed_logs: list[LogWriter] = []
+        self._changed_logs: set[LogWriter] = set()  # by committed frames, until they are drained
         self.open_frame = OpenFrame(self._extend)
         self.committed_frame = 0
 
@@ -41,18 +41,22 @@ class MemoryFrames:
     def dirty(self) -> bool:
         return bool(self.open_frame.dirty_logs)
 
-    def get_changed_logs(self, since: int) -> list[LogWriter] | None:
-        """Return the logs that changed in frame `since` or later; None if that frame is too long ago to say."""
-        number, dirty_logs = self.open_frame.number, self.open_frame.dirty_logs
-        if since == number:
-            return dirty_logs
-        return [*self._sealed_logs, *dirty_logs] if since == number - 1 else None
+    def drain_changed_logs(self) -> list[LogWriter]:
+        """Return the logs that changed since the last call; those of the open frame are returned again next time."""
+        changed = [*self._changed_logs, *self.open_frame.dirty_logs]
+        self._changed_logs.clear()
+        return changed
+
+    def forget_log(self, log: LogWriter) -> None:
+        """Refer to a log no longer: it is deleted. It may be a log that this never had."""
+        self._changed_logs.discard(log)
 
     def commit(self) -> int:
         """Commit the open frame, and notify the observer."""
         self._extend(0)
         open_frame = self.open_frame
-        logs = self._sealed_logs = open_frame.dirty_logs
+        logs = open_frame.dirty_logs
+        self._changed_logs.update(logs)
         build_frame_body(logs)
         mark_committed(logs)
         open_frame.dirty_logs = []

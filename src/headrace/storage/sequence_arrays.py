@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +11,11 @@ import numpy.typing as npt
 Seqs = npt.NDArray[np.uint64]
 
 NO_SEQS: Seqs = np.empty(0, dtype=np.uint64)
+
+
+def to_seqs(sequences: array[int]) -> Seqs:
+    """Return the numbers of an array of type `Q` without copying them."""
+    return np.frombuffer(sequences, dtype=np.uint64)
 
 
 def sort_unique(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

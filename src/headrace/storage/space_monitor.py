@@ -87,7 +87,9 @@ class SpaceMonitor:
         sometimes("a frame exceeds its reserved size")
         self._open_frame.max_bytes = needed
 
-    def check_free(self, size: int) -> None:
-        """Raise StoreFull unless this many bytes are free beyond the headroom."""
-        if self._disk.free() < self._headroom + size:
+    def check_free(self, size: int) -> int:
+        """Raise StoreFull unless this many bytes are free beyond the headroom; return how many more are."""
+        left = self._disk.free() - self._headroom - size
+        if left < 0:
             raise StoreFull("the disk is full; free some space or remove messages")
+        return left

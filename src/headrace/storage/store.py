@@ -108,9 +108,9 @@ class Store:
             or self.frame_builder.delete_entries
         )
 
-    def get_changed_logs(self, since: int) -> list[LogWriter] | None:
-        """Return the file logs that changed in frame `since` or later; None if that frame is too long ago to say."""
-        return self.frame_builder.get_changed_logs(since)
+    def drain_changed_logs(self) -> list[LogWriter]:
+        """Return the file logs that changed since the last call; those of the open frame are returned again next time."""
+        return self.frame_builder.drain_changed_logs()
 
     @property
     def next_checkpoint(self) -> int:
@@ -138,9 +138,8 @@ class Store:
         if name in self.logs:
             raise StoreError(f"stream {name} already exists")
         ident, self.next_ident = self.next_ident, self.next_ident + 1
-        log: StreamLog
         if memory:
-            log = MemoryLog(self.memory_frames.open_frame, ident, name, self.options, first_seq)
+            log: StreamLog = MemoryLog(self.memory_frames.open_frame, ident, name, self.options, first_seq)
         else:
             log = FileLog(self.log_context, ident, name, first_seq)
             self.frame_builder.add_create(ident, name, first_seq)
@@ -155,10 +154,11 @@ class Store:
         if log.dirty:
             log.open_frame.dirty_logs.remove(log)
             log.reset_changes()
+        self.memory_frames.forget_log(log)
         if isinstance(log, FileLog):
             log.mark_deleted()
-            self.frame_builder.add_delete(log.ident)
-            self.file_gc.add_folder(log.folder_path, self.frame_number)
+            self.frame_builder.add_delete(log)
+            self.file_gc.add_folder(log.folder_path, self.frame_number, bool(log.large_segments))
 
     @property
     def full(self) -> bool:
@@ -270,13 +270,13 @@ class Store:
         self.checkpointer.advance()
         self.compactor.start_next()
 
-    def fail(self, error: OSError) -> None:
-        """Handle a failed write or sync: nothing more is acknowledged, and nothing is retried."""
+    def fail(self, error: OSError | StorePoisoned) -> None:
+        """Handle a failed write or sync, or another reason: nothing more is acknowledged, and nothing is retried."""
         if self.poisoned is None:
             sometimes("the store is poisoned")
-            self.poisoned = self.memory_frames.poisoned = StorePoisoned(
-                f"a write failed: {error}; restart the server to recover what is on disk"
-            )
+            text = f"a write failed: {error}; restart the server to recover what is on disk"
+            reason = error if isinstance(error, StorePoisoned) else StorePoisoned(text)
+            self.poisoned = self.memory_frames.poisoned = reason
             self.open_frame.closed = True
             for log in self.logs.values():
                 if isinstance(log, MemoryLog):

@@ -201,7 +201,7 @@ def test_commands_say_so(newer: tuple[Path, str], command: list[str], code: int)
     before = fingerprint(root)
     words = [word.format(root=root, parent=root.parent) for word in command]
     done = subprocess.run(
-        [sys.executable, "-m", "headrace", *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "headrace", *words], capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == code, done.stderr
     assert_helps(done.stderr)

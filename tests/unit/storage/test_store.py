@@ -17,6 +17,7 @@ from headrace.storage.damage_report import RecoveryReport
 from headrace.storage.format import checkpoint_path
 from headrace.storage.io import file_handles
 from headrace.storage.io.disk import DoneCallback, Op
+from headrace.storage.journal import journal_writer
 from headrace.storage.snapshot import open_snapshot
 from support.small_store import TINY, RecordingObserver, Ticking, commit, kill, open_small_store, opened
 
@@ -1177,3 +1178,46 @@ def test_a_snapshot_of_what_waits_for_room_is_refused() -> None:
     log.append(b"a", b"", b"x", 1)
     with pytest.raises(StoreFull):
         open_snapshot.open_log(store, log, 1)
+
+
+@pytest.mark.parametrize("large_frame_bytes", [0, 1 << 30])
+def test_a_frame_with_thousands_of_removals(
+    tmp_path: Path, large_frame_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checksum is computed when it is written, and its removals are not copied."""
+    monkeypatch.setattr(journal_writer, "LARGE_FRAME_BYTES", large_frame_bytes)
+    options = StoreOptions(journal_bytes=1 << 20, headroom_bytes=0)
+    store = open_store(FileDisk(tmp_path), Ticking(), options)
+    log = store.create("S")
+    log.append_many([(b"a", b"", b"x")] * 6_000, 1)
+    commit(store)
+    removed = range(1, 6_000, 2)
+    assert log.remove_many(removed) == 3_000
+    log.append(b"b", b"", b"after", 1)
+    commit(store)
+    assert log.remove(2)
+    commit(store)
+    kill(store)
+    again = open_store(FileDisk(tmp_path), Ticking(), options)
+    found = again.logs["S"]
+    assert found.find_seqs(None, 1, found.last_seq).tolist() == [*range(4, 6_001, 2), 6_001]
+    kill(again)
+
+
+def test_prepared_deletes_are_in_one_frame(tmp_path: Path) -> None:
+    store = open_small_store(tmp_path)
+    keys = [b"k/%d" % number for number in range(100)]
+    for key in keys[:90]:
+        store.metadata.put(key, b"v")
+    commit(store)
+    deletes = [store.metadata.prepare_delete(key) for key in keys[10:]]
+    store.metadata.put(b"k/50", b"newer")
+    store.metadata.delete_prepared(deletes)
+    assert list(store.metadata.keys(b"k/")) == sorted(keys[:10])
+    commit(store)
+    store.metadata.delete_prepared(deletes)
+    assert not store.dirty, "there is nothing left to delete"
+    kill(store)
+    again = open_small_store(tmp_path)
+    assert list(again.metadata.keys(b"k/")) == sorted(keys[:10])
+    kill(again)

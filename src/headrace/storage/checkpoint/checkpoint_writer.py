@@ -50,6 +50,8 @@ class Checkpointer:
         self.offline_streams: list[StreamEntry] = []
         self.retained_files: list[str] = []
         self.features: frozenset[str] = frozenset()  # named in the root
+        self.frame_before_open: int | None = None  # for the root; None once it is confirmed
+        self.is_open_recorded = False  # whether a root on the disk may have a number there
         self._shard_frames = [-1] * SHARDS
         self._existing: list[int] = []  # checkpoints whose files exist
         #: Checkpoint -> the frame up to which the journal is not needed.
@@ -120,6 +122,14 @@ class Checkpointer:
             raise StoreError(f"{feature!r} is not in the list of format features")
         self.features |= {feature}
         self._store.checkpoint(done)
+
+    def confirm_open(self, done: DoneCallback) -> None:
+        """Count all frames from now on: this store is the right one. `done` is called when the newest root says so."""
+        self.frame_before_open = None
+        if self.is_open_recorded:
+            self._store.checkpoint(done)
+        else:
+            done(None)
 
     def _find_stale_files(self) -> set[int]:
         named = sorted({entry.ref.checkpoint for entry in self._list_entries()})
@@ -219,11 +229,13 @@ class Checkpointer:
             offline=self.offline_streams,
             retained_files=self.retained_files,
             writer=__version__,
+            frame_before_open=self.frame_before_open,
         )
 
     def _make_write_ops(self, running: RunningCheckpoint) -> list[Op]:
         assert sum(map(len, running.sections)) == running.size, "the root must be where the trailer says"
         encoded = msgspec.msgpack.encode(self._make_root(running))
+        self.is_open_recorded |= self.frame_before_open is not None
         root = format_features.encode_envelope(encoded, self.features)
         trailer = encode_trailer(self._store.store_id, running.number, running.size, root)
         parts = [*running.sections, root, trailer]
@@ -363,6 +375,19 @@ class Checkpointer:
             return
         self.pending_mark = root.number
         self._start_frames[root.number] = root.frame
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no newer checkpoint can become durable before the disk's background queue has done what it is
+        given now.
+        """
+        is_syncing = self.running is not None and self.running.is_syncing
+        return not is_syncing and all(number <= self.durable_number for number in self._start_frames)
+
+    def list_files(self, through: int) -> list[str]:
+        """Return the files of this checkpoint and of older ones that it may refer to."""
+        paths = [checkpoint_path(each, copy) for each in self._existing if each <= through for copy in COPIES]
+        return [path for path in paths if self._store.disk.exists(path)]
 
     @property
     def next_number(self) -> int:

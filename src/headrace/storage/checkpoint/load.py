@@ -180,14 +180,14 @@ def repair_copies(disk: Disk, found: LoadedCheckpoint) -> None:
     for number in {found.root.number, *(ref.checkpoint for ref in refs)}:
         used = [ref for ref in refs if ref.checkpoint == number]
         paths = [checkpoint_path(number, copy) for copy in COPIES]
-        good = [path for path in paths if _is_good(disk, found, path, number, used)]
+        good = [path for path in paths if is_good_copy(disk, found, path, number, used)]
         for bad in paths if len(good) == 1 else ():
             if bad != good[0]:
                 sometimes("a bad copy of a checkpoint is written again")
                 _copy(disk, good[0], bad)
 
 
-def _is_good(disk: Disk, found: LoadedCheckpoint, path: str, number: int, refs: list[SectionRef]) -> bool:
+def is_good_copy(disk: Disk, found: LoadedCheckpoint, path: str, number: int, refs: list[SectionRef]) -> bool:
     """Return whether this copy of a checkpoint has everything that `found` reads from it."""
     if not disk.exists(path) or (number == found.root.number and _read_root(disk, path, number) is None):
         return False

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from headrace.clock import SystemClock
 from headrace.errors import CorruptData, StoreError
@@ -193,8 +192,7 @@ def _find_block_end(segment: FileSegment, block: int) -> int:
 def _find_live_seqs(segment: FileSegment, low: int, high: int) -> list[int]:
     """Return the live sequences whose records are between two offsets."""
     columns = segment.columns
-    offsets = columns.offset[: columns.rows]
-    first, last = (int(np.searchsorted(offsets, offset)) for offset in (low, high))
+    first, last = (columns.find_offset(offset, 0, columns.rows) for offset in (low, high))
     return [columns.seq(row) for row in range(first, last) if columns.is_live(row)]
 
 

@@ -1,9 +1,9 @@
 """The only interface between the store and a file system: the protocol `Disk`, and `FileDisk` on real files.
 
-Owns files, folders and the two queues of background work. Invariant: submissions to one queue run in order, the first
-operation that fails ends its submission, and `done` is called only on the core's thread. Must not know what the bytes
-mean. It retries nothing except opening a file when the process has no descriptors left; the submitter decides how to
-handle an error.
+Owns files, folders and the two queues of background work; `commit_thread` runs one of them. Invariant: submissions to
+one queue run in order, the first operation that fails ends its submission, and `done` is called only on the core's
+thread. Must not know what the bytes mean. It retries nothing except opening a file when the process has no descriptors
+left; the submitter decides how to handle an error.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from headrace.errors import StoreError
+from headrace.errors import StoreLocked
 from headrace.os_files import lock_exclusive
+from headrace.storage.io.commit_thread import CommitThread, to_os_error
+from headrace.storage.io.commit_thread import DoneCallback as DoneCallback
+from headrace.storage.io.commit_thread import Op as Op
 from headrace.storage.io.file_handles import FileHandleCache
 from headrace.storage.io.latency import LatencyHistogram
 from headrace.storage.io.readonly_disk import RootFolder, map_whole_file
-
-Op = tuple[Any, ...]
-DoneCallback = Callable[[OSError | None], None]
 
 VECTORS_MAX = 512
 QUEUES = ("commit", "behind")
@@ -98,24 +99,57 @@ def compute_data(data: Any) -> Any:
     return data() if callable(data) else data
 
 
+class Wakeup(Protocol):
+    """Wakes the core's thread through a descriptor."""
+
+    def start(self, call: Callable[[], None]) -> int:
+        """Return a descriptor; after 8 bytes are written to it, the core's thread makes the call."""
+
+    def close(self) -> None: ...
+
+
 class FileDisk(RootFolder):
-    """`Disk` on real files, with one thread per queue; `call_soon_threadsafe` runs completions on the core's thread."""
+    """`Disk` on real files, with one thread per queue; `call_soon_threadsafe` runs completions on the core's thread.
+
+    With `wakeup`, the thread of the "commit" queue wakes the core through its descriptor instead, which needs no GIL; the
+    disk closes it.
+    """
 
     def __init__(
-        self, root: str | Path, call_soon_threadsafe: Callable[[Callable[[], None]], object] | None = None
+        self,
+        root: str | Path,
+        call_soon_threadsafe: Callable[[Callable[[], None]], object] | None = None,
+        wakeup: Wakeup | None = None,
     ) -> None:
         super().__init__(root)
         self._call_soon_threadsafe = call_soon_threadsafe
-        self._handles = FileHandleCache(self.root, lambda: threading.current_thread() in self._threads)
+        self._handles = FileHandleCache(self.root, self._is_queue_thread)
         self._completed: deque[tuple[DoneCallback, OSError | None]] = deque()
         self._condition = threading.Condition()
         self._running_count = 0
-        self._queues: dict[str, SimpleQueue[tuple[Sequence[Op], DoneCallback] | None]] = {}
-        self._threads: list[threading.Thread] = []
+        self._behind_queue: SimpleQueue[tuple[Sequence[Op], DoneCallback] | None] = SimpleQueue()
+        self._behind_thread = threading.Thread(target=self._run_behind, name="headrace-behind", daemon=True)
         self._closed = False
         self.latency = {queue_name: LatencyHistogram() for queue_name in QUEUES}
         self.root.mkdir(parents=True, exist_ok=True)
         self._lock_fd = self._acquire_lock()
+        self._wakeup = wakeup
+        self._commit_thread = self._make_commit_thread()
+
+    def _is_queue_thread(self) -> bool:
+        return threading.current_thread() in (self._commit_thread.thread, self._behind_thread)
+
+    def _make_commit_thread(self) -> CommitThread:
+        schedule, wakeup = self._call_soon_threadsafe, self._wakeup
+        on_completed = partial(schedule, self._run_callbacks) if schedule is not None else None
+        return CommitThread(
+            self._handles,
+            self.run,
+            translate_error,
+            self.latency["commit"],
+            on_completed,
+            wakeup.start(self._run_callbacks) if wakeup is not None else -1,
+        )
 
     def _acquire_lock(self) -> int:
         fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -123,7 +157,7 @@ class FileDisk(RootFolder):
             lock_exclusive(fd)
         except OSError:
             os.close(fd)
-            raise StoreError(
+            raise StoreLocked(
                 f"{self.root} is in use by another process; stop it or use another folder"
             ) from None
         return fd
@@ -166,61 +200,57 @@ class FileDisk(RootFolder):
                 raise translate_error(op, error) from None
 
     def submit(self, queue_name: str, ops: Sequence[Op], done: DoneCallback) -> None:
-        queue = self._queues.get(queue_name) or self._start_queue(queue_name)
-        with self._condition:
-            self._running_count += 1
-        queue.put((ops, done))
+        if queue_name == "commit":
+            _start_once(self._commit_thread.thread)
+            self._commit_thread.submit(ops, done)
+        elif queue_name == "behind":
+            _start_once(self._behind_thread)
+            with self._condition:
+                self._running_count += 1
+            self._behind_queue.put((ops, done))
+        else:
+            raise ValueError(f"there is no disk queue {queue_name!r}")
 
     def drain(self) -> None:
         while True:
-            with self._condition:
-                while self._running_count and not self._completed:
-                    self._condition.wait()
-            if not self._completed:
-                return
+            if self._commit_thread.has_submissions:
+                # First, because a submission on the other queue may wait for a file that is in use by this one.
+                self._commit_thread.wait()
+            else:
+                with self._condition:
+                    while self._running_count and not self._completed:
+                        self._condition.wait()
+                if not self._completed:
+                    return
             self._run_callbacks()
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        for queue in self._queues.values():
-            queue.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._commit_thread.close()
+        self._completed.extend(
+            self._commit_thread.take_completed()
+        )  # releases files that the other queue may need
+        if self._behind_thread.ident is not None:
+            self._behind_queue.put(None)
+            self._behind_thread.join()
+        if self._wakeup is not None:
+            self._wakeup.close()
         self._handles.close()
         os.close(self._lock_fd)
 
-    def _start_queue(self, queue_name: str) -> SimpleQueue[tuple[Sequence[Op], DoneCallback] | None]:
-        if queue_name not in QUEUES:
-            raise ValueError(f"there is no disk queue {queue_name!r}")
-        queue = self._queues[queue_name] = SimpleQueue()
-        thread = threading.Thread(
-            target=self._run_queue,
-            args=(queue, self.latency[queue_name]),
-            name=f"headrace-{queue_name}",
-            daemon=True,
-        )
-        self._threads.append(thread)
-        thread.start()
-        return queue
-
-    def _run_queue(
-        self, queue: SimpleQueue[tuple[Sequence[Op], DoneCallback] | None], latency: LatencyHistogram
-    ) -> None:
-        while (item := queue.get()) is not None:
-            error: OSError | None = None
+    def _run_behind(self) -> None:
+        while (item := self._behind_queue.get()) is not None:
+            ops, done = item
             started_ns = time.perf_counter_ns()
+            error: OSError | None = None
             try:
-                self.run(item[0])
-            except OSError as failed:
-                error = failed
-            except (
-                Exception
-            ) as failed:  # a queue thread that dies silently would hang the server: report it as an I/O error
-                error = OSError(errno.EIO, f"{type(failed).__name__}: {failed}")
-            latency.record(time.perf_counter_ns() - started_ns)
-            self._completed.append((item[1], error))
+                self.run(ops)
+            except Exception as failed:
+                error = to_os_error(failed)
+            self.latency["behind"].record(time.perf_counter_ns() - started_ns)
+            self._completed.append((done, error))
             with self._condition:
                 self._running_count -= 1
                 self._condition.notify()
@@ -228,6 +258,7 @@ class FileDisk(RootFolder):
                 self._call_soon_threadsafe(self._run_callbacks)
 
     def _run_callbacks(self) -> None:
+        self._completed.extend(self._commit_thread.take_completed())
         while self._completed:
             done, error = self._completed.popleft()
             try:
@@ -306,6 +337,11 @@ class FileDisk(RootFolder):
                 target_offset += done
                 length -= done
                 to_file.unsynced = True
+
+
+def _start_once(thread: threading.Thread) -> None:
+    if thread.ident is None:
+        thread.start()
 
 
 def _split_vectors(parts: Sequence[Any]) -> list[Any]:

@@ -94,6 +94,15 @@ class FileHandleCache:
             handle.use_count += 1
         return handle
 
+    def acquire_open(self, path: str) -> FileHandle | None:
+        """Mark a file as in use if it is open; the caller must release it."""
+        with self._lock:
+            handle = self._handles.get(path)
+            if handle is not None:
+                self._handles.move_to_end(path)  # most recently used last
+                handle.use_count += 1
+        return handle
+
     def release(self, handle: FileHandle) -> None:
         with self._lock:
             handle.use_count -= 1

@@ -2,15 +2,24 @@
 
 Owns the current submission on the "commit" queue. Invariant: a frame finishes once, when all its operations are done or
 one of them has failed for good. A frame that runs out of space stays pending and continues with the operation that
-failed: nothing that was synced is written again, because a crash could then leave it half written. Must not know what
-is in a frame.
+failed: nothing that was synced is written again, because a crash could then leave it half written. With a gate, a frame
+that is synced finishes when the gate lets it pass. Must not know what is in a frame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 from headrace.storage.io.disk import Disk, DoneCallback, Op, OutOfSpace
+
+
+class CommitGate(Protocol):
+    """What a frame has to pass between its sync and its commit."""
+
+    def on_synced(self, release: Callable[[], None]) -> None:
+        """Handle a frame that is synced: call `release` now or later, or never if it must not be committed."""
 
 
 class FrameSubmission:
@@ -23,6 +32,7 @@ class FrameSubmission:
         self._done: DoneCallback | None = None
         self._busy = False
         self.no_space_error: OSError | None = None
+        self.gate: CommitGate | None = None
 
     def submit(self, ops: list[Op], done: DoneCallback) -> None:
         """Submit a frame; only after the previous one has finished."""
@@ -48,4 +58,7 @@ class FrameSubmission:
         self.no_space_error = None
         self._ops = []
         assert self._done is not None
+        if self.gate is not None and error is None:
+            self.gate.on_synced(partial(self._done, None))
+            return
         self._done(error)

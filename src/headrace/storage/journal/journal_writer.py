@@ -1,7 +1,8 @@
 """Writes the journal (write-ahead log): decides where the next frame goes, and which files are spare or reusable.
 
 Owns file numbers, frame numbers and the chain of checksums. Invariant: a frame is written once, under the identity that
-its checksum covers, and a file is reused only under a new number. Must not know what is in a frame.
+its checksum covers, and a file is reused only under a new number, and with an archive only when all its frames are
+archived. Must not know what is in a frame.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from headrace.code_probes import sometimes
 from headrace.storage.format import (
@@ -23,28 +25,19 @@ from headrace.storage.format import (
 )
 from headrace.storage.io.disk import Disk, Op
 from headrace.storage.journal import sync_marker
+from headrace.storage.journal.journal_file import JournalFile, create_ops, rename_ops
 from headrace.storage.journal.scan import ScannedFile
 from headrace.storage.options import StoreOptions
 
-_ZERO_CHUNK = bytes(1 << 20)
 #: Maximum number of spares, reached where frames arrive faster than files can be created.
 SPARES_MAX = 4
 
+#: The checksum of a frame of at least this size is computed on the thread that writes it.
+LARGE_FRAME_BYTES = 256 * 1024
+#: Without an archive, no frame waits for one.
+NO_ARCHIVE = 1 << 64
 #: This fraction of each file stays free until the disk is full and there is no other file.
 RESERVED_PART = 8
-
-
-class JournalFile(NamedTuple):
-    """A journal file; `last_frame` is the number of its last frame."""
-
-    number: int
-    size: int
-    last_frame: int
-
-
-def _make_zeros(size: int) -> list[bytes]:
-    full_chunks, rest = divmod(size, len(_ZERO_CHUNK))
-    return [_ZERO_CHUNK] * full_chunks + ([_ZERO_CHUNK[:rest]] if rest else [])
 
 
 class Journal:
@@ -70,6 +63,8 @@ class Journal:
         self.spares: deque[tuple[int, int]] = deque()
         self.closed_files: list[JournalFile] = []
         self._free_files: deque[JournalFile] = deque()
+        self.archived_frame = NO_ARCHIVE  # all frames up to this one are archived
+        self._unarchived_files: list[JournalFile] = []  # a checkpoint covers them, the archive does not
         self._busy = False
         self._spares_wanted = options.journal_spares
         self._prev_crc = 0
@@ -83,7 +78,7 @@ class Journal:
         self._disk.run(sync_marker.create_ops(self._disk))
         if not self.spares:
             file, size = self.next_file, self._standard_size
-            self._disk.run(_create_ops(file, size))
+            self._disk.run(create_ops(file, size))
             self.next_file += 1
             self.spares.append((file, size))
         self._current_file, self._current_size = self.spares.popleft()
@@ -131,6 +126,17 @@ class Journal:
             max(self._current_size - self._write_offset, largest_spare) - self._reserve - FRAME_HEADER_BYTES
         )
 
+    def list_extents(self, committed: int) -> list[tuple[int, int]]:
+        """Return number and length of the files that have all frames up to `committed` that are still needed.
+
+        The file of a frame in flight may not exist yet.
+        """
+        extents = [(file.number, file.size) for file in self.closed_files]
+        is_reached = not self.closed_files or self.closed_files[-1].last_frame < committed
+        if self._write_offset and is_reached:
+            extents.append((self._current_file, self._write_offset))
+        return extents
+
     def make_frame_ops(self, kind: int, body: list[Any], watermarks: bytes = b"") -> list[Op]:
         """Return the operations that make one more frame durable and, for a COMMIT frame, update the sync marker.
 
@@ -142,16 +148,23 @@ class Journal:
         assert self._write_offset % ALIGN == 0
         assert self._write_offset + length <= self._current_size, "a frame must end within its file"
         self.last_frame += 1
-        head, self._prev_crc = encode_frame_header(
-            kind, self._store_id, self._current_file, self.last_frame, body, self._prev_crc
-        )
+        encode = partial(self._encode_frame, kind, self._current_file, self.last_frame, body, self._prev_crc)
         path = journal_path(self._current_file)
-        ops += [("write", path, self._write_offset, [head, *body]), ("sync", path)]
+        data = encode if length >= LARGE_FRAME_BYTES else encode()
+        ops += [("write", path, self._write_offset, data), ("sync", path)]
         if kind == COMMIT:
             ops.append(sync_marker.write_op(self._store_id, self.last_frame, watermarks))
         self._write_offset += length
         self.bytes_since_checkpoint += length
         return ops
+
+    def _encode_frame(self, kind: int, file: int, number: int, body: list[Any], prev_crc: int) -> list[Any]:
+        """Return the pieces of a frame, with its checksum, which the next frame continues.
+
+        Of a large frame this runs on the thread that writes it: the next frame is made when this one is durable.
+        """
+        head, self._prev_crc = encode_frame_header(kind, self._store_id, file, number, body, prev_crc)
+        return [head, *body]
 
     def _switch_file(self, length: int) -> list[Op]:
         """Switch to another file: a spare or, if none is ready or large enough, one renamed or created now."""
@@ -172,7 +185,7 @@ class Journal:
             self._free_files.remove(old)
             self._current_size = old.size
             sometimes("a free journal file is used for lack of a spare")
-            return _rename_ops(old, self._current_file)
+            return rename_ops(old, self._current_file)
         sometimes("a journal file is created for lack of a spare")
         self._current_size = max(self._standard_size, length)
         return [("create", journal_path(self._current_file), self._current_size), ("syncdir", "journal")]
@@ -202,9 +215,30 @@ class Journal:
     def release_through(self, frame: int) -> None:
         """Free older files: a durable checkpoint contains everything up to this frame."""
         self.is_tight = False
-        self._free_files.extend(file for file in self.closed_files if file.last_frame <= frame)
+        self._unarchived_files.extend(file for file in self.closed_files if file.last_frame <= frame)
         self.closed_files = [file for file in self.closed_files if file.last_frame > frame]
+        self._free_archived()
+
+    def set_archived(self, frame: int) -> None:
+        """Reuse files only up to this frame from now on; it rises as frames are archived."""
+        self.archived_frame = frame
+        self._free_archived()
+
+    def _free_archived(self) -> None:
+        archived = self.archived_frame
+        self._free_files.extend(file for file in self._unarchived_files if file.last_frame <= archived)
+        self._unarchived_files = [file for file in self._unarchived_files if file.last_frame > archived]
         self.replenish_spares()
+
+    def list_unarchived(self) -> list[tuple[int, int, int]]:
+        """Return number, last frame and length of the files with frames above the archived one, oldest first."""
+        files = sorted([*self._unarchived_files, *self.closed_files], key=lambda file: file.last_frame)
+        found = [
+            (file.number, file.last_frame, file.size)
+            for file in files
+            if file.last_frame > self.archived_frame
+        ]
+        return [*found, (self._current_file, self.last_frame, self._write_offset)]
 
     def replenish_spares(self) -> None:
         """Keep spares ready, renamed from free files or new, and remove surplus files."""
@@ -216,6 +250,22 @@ class Journal:
             self._submit([("unlink", journal_path(file.number)) for file in surplus])
         elif len(self.spares) < self._spares_wanted:
             self._make_spare()
+
+    def trim(self) -> None:
+        """Remove the files that only a burst needed: those that wait to be reused, and spares beyond the option."""
+        self._spares_wanted = self._options.journal_spares
+        unused = [file.number for file in self._free_files]
+        self._free_files.clear()
+        while len(self.spares) > self._spares_wanted:
+            unused.append(self.spares.pop()[0])
+        if unused:
+            sometimes("unused journal files are removed after a burst")
+            ops: list[Op] = [("unlink", journal_path(number)) for number in unused]
+            self._disk.submit("behind", ops, self._on_trimmed)
+
+    def _on_trimmed(self, error: OSError | None) -> None:
+        if error is not None:
+            self._on_error(error)
 
     def _take_surplus(self) -> list[JournalFile]:
         """Take out free files of another size, and those beyond what a checkpoint needs."""
@@ -231,9 +281,9 @@ class Journal:
         if self._free_files:
             sometimes("a free journal file becomes a spare")
             old = self._free_files.popleft()
-            self._submit(_rename_ops(old, number), (number, old.size), old)
+            self._submit(rename_ops(old, number), (number, old.size), old)
         else:
-            self._submit(_create_ops(number, self._standard_size), (number, self._standard_size))
+            self._submit(create_ops(number, self._standard_size), (number, self._standard_size))
 
     def _submit(
         self, ops: list[Op], spare: tuple[int, int] | None = None, old: JournalFile | None = None
@@ -258,19 +308,3 @@ class Journal:
                 self._disk.submit("behind", [("unlink", path)], lambda error: None)
         else:
             self._on_error(error)
-
-
-def _rename_ops(old: JournalFile, number: int) -> list[Op]:
-    """Reuse a free file under a new number."""
-    return [("rename", journal_path(old.number), journal_path(number)), ("syncdir", "journal")]
-
-
-def _create_ops(number: int, size: int) -> list[Op]:
-    """Create a new file, allocated and written once, so that later syncs need not update file system metadata."""
-    path = journal_path(number)
-    return [
-        ("create", path, size),
-        ("write", path, 0, _make_zeros(size)),
-        ("sync", path),
-        ("syncdir", "journal"),
-    ]

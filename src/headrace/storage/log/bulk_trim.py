@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.storage.native_records import HAS_HEADER, SegmentIndex
 from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
 if TYPE_CHECKING:
@@ -28,19 +27,14 @@ def find_over_subject_limit(log: LogIndex, limit: int, first_seq: int, rows_max:
         hi = min(lo + rows_max, columns.rows)
         if lo >= hi:
             continue
-        over = counts[columns.subject[lo:hi]] > limit
+        over = counts[columns.get_subjects(np.arange(lo, hi))] > limit
         if columns.live is not None:
             over &= columns.live[lo:hi] != 0
         rows = np.flatnonzero(over) + lo
-        subjects = columns.subject[rows]
+        subjects = columns.get_subjects(rows)
         rows = rows[_rank_within(subjects) < counts[subjects].astype(np.int64) - limit]
-        return _get_seqs(columns, rows), columns.seq(hi - 1) + 1
+        return columns.get_seqs(rows), columns.seq(hi - 1) + 1
     return NO_SEQS, 0
-
-
-def _get_seqs(columns: SegmentIndex, rows: np.ndarray) -> Seqs:
-    steps = rows if columns.delta is None else columns.delta[rows]
-    return steps.astype(np.uint64) + np.uint64(columns.base)
 
 
 def _rank_within(groups: np.ndarray) -> np.ndarray:
@@ -65,11 +59,7 @@ def find_cut_for_bytes(log: LogIndex, excess_bytes: int, rows_max: int) -> int:
         hi = min(lo + rows_max, columns.rows)
         if lo >= hi:
             continue
-        sizes = columns.size[lo:hi].astype(np.int64) + log.overhead
-        sizes += np.where(columns.flags[lo:hi].astype(np.int64) & HAS_HEADER, log.header_extra, 0)
-        if columns.live is not None:
-            sizes *= columns.live[lo:hi]
-        freed = np.cumsum(sizes)
+        freed = np.cumsum(columns.get_sizes(lo, hi, log.overhead, log.header_extra))
         row = int(np.searchsorted(freed, excess_bytes))
         return columns.seq(min(lo + row, hi - 1)) + 1
     return log.last_seq + 1

@@ -25,6 +25,7 @@ from headrace.storage.format import (
 from headrace.storage.log.log import LogLimits, StreamLog
 from headrace.storage.log.log_context import LogContext
 from headrace.storage.native_records import RECORD_HEADER_BYTES, RecordBlock, SegmentIndex
+from headrace.storage.segments.column_file import SubjectChecksum
 from headrace.storage.segments.segment import SEQ_SPAN_MAX, FileSegment, FileState, Segment
 
 SPARSE_FACTOR = 4  # rows per live row from which a growing segment counts as sparse
@@ -51,6 +52,8 @@ class FileLog(StreamLog):
         self.folder_synced = False
         self.is_compressed = False  # new blocks are compressed, once the store's root names the feature
         self.saved_frame = -1
+        #: Numbers of segments that frames since the start refer to: their large messages are not in the journal.
+        self.large_segments: set[int] = set()
         self.is_deleted = False
         self.deleted_in_frame = 0  # the frame in which it was deleted
         limits = LogLimits(
@@ -61,6 +64,7 @@ class FileLog(StreamLog):
             subjects_min=options.subjects_min,
         )
         super().__init__(context.open_frame, ident, name, limits, journaled=True, first_seq=first_seq)
+        self.subject_checksum = SubjectChecksum(self.subject_index.dump)
 
     def mark_deleted(self) -> None:
         """Record that the open frame deletes this log; nothing can be appended any more."""
@@ -119,6 +123,7 @@ class FileLog(StreamLog):
                     self.ident, segment.number, block.offset, BLOCK_HEADER_BYTES + block.used, seq
                 )
             )
+            self.large_segments.add(segment.number)
             self.context.large_writes.append((self, segment, block))
             self.context.large_pending_bytes += size
         return seq
@@ -160,7 +165,7 @@ class FileLog(StreamLog):
 
     def on_segment_replaced(self, segment: FileSegment) -> None:
         """Handle a segment that was replaced: the next checkpoint records that it is gone, no frame does."""
-        self.context.file_gc.add(segment.path)
+        self.context.file_gc.add(segment.path, segment.number in self.large_segments)
         self.context.file_gc.add(self.get_columns_path(segment))
 
     def on_rows_removed(self, segment: Segment) -> None:
@@ -174,12 +179,12 @@ class FileLog(StreamLog):
             Damage(description, self.name, columns.base, segment.last_seq, segment.path, True)
         )
 
-    def columns_written(self, segment: FileSegment) -> None:
+    def on_columns_written(self, segment: FileSegment, packed: list[bytes]) -> None:
         """Record that the columns of a sealed segment are in a file, for the next opening and for readers with a pin.
 
-        The columns in memory stay in use. The file is never used to decide about removals.
+        From now on they are packed in memory, too. The file is never used to decide about removals.
         """
-        segment.columns.seal()
+        segment.columns.adopt_packed(packed)
         segment.columns_saved = True
 
     def get_columns_path(self, segment: FileSegment) -> str:
@@ -216,6 +221,7 @@ class FileLog(StreamLog):
         self.generation = self.next_generation
         self.next_generation += 1
         self.subjects_saved = self.subjects_file_end = 0
+        self.subject_checksum = SubjectChecksum(self.subject_index.dump)
 
     def drop_dead_subjects(self) -> None:
         super().drop_dead_subjects()

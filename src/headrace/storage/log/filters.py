@@ -20,8 +20,8 @@ from headrace.storage.sequence_arrays import sort_unique
 _BULK_MIN = 32
 #: A filter with more patterns has a trie of its own: it is walked once per subject, instead of a pass per pattern.
 _MANY_PATTERNS = 64
-#: Number of patterns that are added, subjects that walk a trie, and subjects that are compared with one pattern, in one
-#: slice.
+#: Number of patterns that are added, subjects that walk a trie, and subjects that are compared with one pattern or get
+#: another class, in one slice.
 _PATTERNS_PER_SLICE = 512
 _WALKS_PER_SLICE = 1_024
 _MATCHES_PER_SLICE = 65_536
@@ -147,12 +147,24 @@ class FilterTable:
         new_filter = Filter(key_patterns)
         if len(key_patterns) > _MANY_PATTERNS:
             new_filter.root = yield from _iter_build_trie(new_filter)
+        yield from self._iter_register(new_filter)
+        # Somebody else may have been faster.
+        return self._interned.setdefault(key_patterns, new_filter)
+
+    def _iter_register(self, new_filter: Filter) -> Generator[None, None, None]:
+        """Add a filter to the classes of all known subjects that match it, in slices."""
         sids = yield from self._iter_matching_ids(new_filter)
-        found = self._interned.get(key_patterns)  # somebody else may have been faster
-        if found is None:
-            found = self._interned[key_patterns] = new_filter
-            self._register(found, sids)
-        return found
+        # From here on, subjects that appear are compared with it, too.
+        self._register(new_filter, _NO_IDS)
+        at, remapped = 0, self.remapped
+        while at < len(sids):
+            self._add_to_classes(sids[at : at + _MATCHES_PER_SLICE], new_filter.owner.ident)
+            at += _MATCHES_PER_SLICE
+            if at < len(sids):
+                yield
+            if remapped != self.remapped:
+                sids = yield from self._iter_matching_ids(new_filter)
+                at, remapped = 0, self.remapped
 
     def _iter_matching_ids(self, new_filter: Filter) -> Generator[None, None, Array]:
         """Find the ids of all known subjects that match, in slices of subjects."""
@@ -225,10 +237,15 @@ class FilterTable:
         old = classes[sids]
         found = np.flatnonzero(np.bincount(old)).tolist()
         if len(found) == 1:  # usually: there is no other filter
-            classes[sids] = self._get_or_create_class((*self._classes[found[0]], ident))
+            classes[sids] = self._add_to_class(found[0], ident)
             return
         for one in found:
-            classes[sids[old == one]] = self._get_or_create_class((*self._classes[one], ident))
+            classes[sids[old == one]] = self._add_to_class(one, ident)
+
+    def _add_to_class(self, class_id: int, ident: int) -> int:
+        """Return the class of subjects that a filter matches besides the filters of a class."""
+        idents = self._classes[class_id]
+        return class_id if ident in idents else self._get_or_create_class(tuple(sorted((*idents, ident))))
 
     def _get_or_create_class(self, idents: tuple[int, ...]) -> int:
         found = self._class_ids.get(idents)

@@ -13,10 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.errors import CorruptData, StoreError
+from headrace.storage.log.filters import Filter
 from headrace.storage.log.log_index import LogIndex
-from headrace.storage.native_records import BLOCK_HEADER_BYTES, Array, OpenFrame, RecordBlock, decode_record
+from headrace.storage.native_records import (
+    BLOCK_HEADER_BYTES,
+    Array,
+    OpenFrame,
+    RecordBlock,
+    SegmentIndex,
+    decode_record,
+)
 from headrace.storage.segments.segment import Buffer, Segment
-from headrace.storage.sequence_arrays import search_sorted, sort_unique
+from headrace.storage.sequence_arrays import sort_unique
 
 ROWS_PER_DEAD_SUBJECT = 64  # rows scanned for each dead subject that is dropped, at most
 SHORT_RUN_MAX = 64  # shorter removals are replayed one by one, in the compiled core
@@ -235,10 +243,13 @@ class StreamLog(LogIndex):
         Must not be called while a message is being appended.
         """
         self._filters.refresh()
+        kept = self.subject_index.counts != 0
         new_ids = self.subject_index.drop_empty()
         for segment in (*self.sealed_segments, self.active_segment):
             segment.columns.remap_subjects(new_ids)
         self._filters.on_subjects_remapped()
+        for listener in self.id_listeners:
+            listener.on_subjects_remapped(new_ids, kept)
 
     def replace_segments(self, old: list[Segment], new: list[Segment]) -> None:
         """Replace adjacent sealed segments by others with the same sequences."""
@@ -276,6 +287,14 @@ class StreamLog(LogIndex):
         data, start = self._read_block_at(segment, offset)
         return data, offset - start
 
+    def match_subjects(self, subject_filter: Filter | None, subject_ids: Array) -> Array:
+        """Return which of these subjects a filter matches."""
+        mask = self._get_mask(subject_filter)
+        if mask is None:
+            return np.ones(len(subject_ids), bool)
+        matches: Array = mask[self.subject_index.classes[subject_ids]] != 0
+        return matches
+
     def read_view(self, seq: int, max_bytes: int) -> tuple[memoryview, int]:
         """Return raw contiguous records from `seq` on, dead ones included, and their number.
 
@@ -292,12 +311,10 @@ class StreamLog(LogIndex):
         rows = columns.rows
         in_tail = segment is self.active_segment and offset >= self.block_offset
         # Not `len(data)`: a buffer that was finished early is larger than its records.
-        end_row = (
-            rows if in_tail else row + search_sorted(columns.offset[row:rows], segment.find_block_end(offset))
-        )
-        ends = columns.offset[row:end_row].astype(np.int64) + columns.size[row:end_row].astype(np.int64)
-        count = max(int(np.searchsorted(ends, offset + max_bytes, side="right")), 1)
-        return memoryview(data)[offset - base_offset : int(ends[count - 1]) - base_offset], count
+        end_row = rows if in_tail else columns.find_offset(segment.find_block_end(offset), row, rows)
+        last_row = row + _count_fitting(columns, row, end_row, offset + max_bytes) - 1
+        end = columns.get_end(last_row)
+        return memoryview(data)[offset - base_offset : end - base_offset], last_row + 1 - row
 
     def read_active_block(self, offset: int) -> tuple[Buffer, int]:
         """Return the block of the active segment that contains an offset, and the position of its first byte."""
@@ -318,3 +335,10 @@ class StreamLog(LogIndex):
                 raise CorruptData(
                     f"sequence {seq} of stream {self.name} was lost; run headrace fsck for details"
                 )
+
+
+def _count_fitting(columns: SegmentIndex, row: int, end_row: int, end_max: int) -> int:
+    """Return how many contiguous records from `row` on end at `end_max` or before, at least one."""
+    started = columns.find_offset(end_max + 1, row, end_row) - row
+    is_cut = started and columns.get_end(row + started - 1) > end_max
+    return max(started - 1 if is_cut else started, 1)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from headrace.storage.log.file_log import FileLog
 
 
+#: Space that is checked ahead for large messages of the open frame, at most.
+LARGE_RESERVED_MAX = 64 << 20
+
 #: A large message, its log, and the segment that it is written to.
 LargeWrite: TypeAlias = "tuple[FileLog, FileSegment, RecordBlock]"
 
@@ -34,7 +37,7 @@ class Flusher(Protocol):
 class FileCollector(Protocol):
     """Unlinks files when nothing refers to them any more."""
 
-    def add(self, path: str) -> None: ...
+    def add(self, path: str, has_large: bool = False) -> None: ...
     def add_dead(self, log: FileLog, segment: FileSegment) -> None: ...
 
 
@@ -45,9 +48,9 @@ class CompactionTrigger(Protocol):
 
 
 class SpaceChecker(Protocol):
-    """Raises `StoreFull` unless this many bytes are free beyond the headroom."""
+    """Raises `StoreFull` unless this many bytes are free beyond the headroom; returns how many more are."""
 
-    def check_free(self, size: int) -> None: ...
+    def check_free(self, size: int) -> int: ...
 
 
 def _raise_deleted(size: int) -> None:
@@ -73,7 +76,7 @@ class LogContext:
     #: Large messages that must be synced before the next frame.
     large_writes: list[LargeWrite] = field(default_factory=list)
     large_pending_bytes: int = 0
-    #: What is left of the space that was checked for a batch: its members must not be refused one by one.
+    #: What is left of the space that was checked: the members of a batch must not be refused one by one.
     large_reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -86,9 +89,12 @@ class LogContext:
         """Bytes that the next commit writes."""
         return self.open_frame.pending_bytes + self.large_pending_bytes
 
-    def check_large_space(self, size: int) -> None:
-        """Check that a large message fits beyond the headroom: no space is reserved for large messages."""
-        self.space.check_free(self.large_pending_bytes + size)
+    def check_large_space(self, size: int) -> int:
+        """Check that a large message fits beyond the headroom: no space is reserved for large messages.
+
+        Returns how much would be left.
+        """
+        return self.space.check_free(self.large_pending_bytes + size)
 
     def reserve_large_space(self, size: int) -> None:
         """Check the space for all large messages of a batch, so that the messages themselves need no check."""
@@ -97,11 +103,15 @@ class LogContext:
         self.large_reserved_bytes = size
 
     def take_large_space(self, size: int) -> None:
-        """Use reserved space for a large message, or check that there is some."""
+        """Use reserved space for a large message, or check that there is some.
+
+        Where there is plenty, the check serves for other messages of the frame too: asking the file system takes as long
+        as storing a message.
+        """
         if size <= self.large_reserved_bytes:
             self.large_reserved_bytes -= size
         else:
-            self.check_large_space(size)
+            self.large_reserved_bytes = min(self.check_large_space(size) // 16, LARGE_RESERVED_MAX)
 
     def drop_large_writes(self, log: FileLog) -> None:
         """Drop the large messages of a log that is deleted with the frame that would refer to them."""

@@ -12,8 +12,9 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from headrace.storage.log.filters import Filter, FilterTable
+from headrace.storage.log.id_listener import SubjectIdListener
 from headrace.storage.log.last_seqs import iter_resolve_last_seqs
-from headrace.storage.log.row_lookup import find_live_rows, find_rows
+from headrace.storage.log.row_lookup import find_live_rows
 from headrace.storage.native_records import (
     BOUND_ONLY_BIT,
     Array,
@@ -57,6 +58,8 @@ class LogIndex(LogWriter):
         self.sealed_segments: list[Segment] = []
         self._first_seqs: list[int] = []
         self._filters = FilterTable(self.subject_index)
+        #: Told when subjects get new ids; they must be removed when they are no longer used.
+        self.id_listeners: list[SubjectIdListener] = []
         self.active_segment = self.make_active_segment()
 
     def make_active_segment(self) -> Segment:
@@ -145,12 +148,6 @@ class LogIndex(LogWriter):
         for _ in iter_resolve_last_seqs(self, sids):
             pass
 
-    def iter_resolve_last_seqs(self, subject_filter: Filter | None) -> Iterator[None]:
-        """Prepare `get_last_seqs` in slices, so that it finds most last messages in the index."""
-        sids = self.find_subject_ids(subject_filter)
-        stale = sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)]
-        return iter_resolve_last_seqs(self, stale) if len(stale) > FEW_SUBJECTS else iter(())
-
     def _scan_first_seq(self, sid: int, seq: int) -> int:
         for segment in self.iter_segments_from(seq):
             columns = segment.columns
@@ -167,13 +164,15 @@ class LogIndex(LogWriter):
                 return columns.seq(row)
         return 0
 
-    def find_subject_ids(self, subject_filter: Filter | None) -> Array:
-        """Return the ids of subjects with a live message that match a filter."""
-        alive = self.subject_index.counts != 0
+    def find_subject_ids(
+        self, subject_filter: Filter | None, start: int = 0, end: int | None = None
+    ) -> Array:
+        """Return the ids, from `start` to `end` (exclusive), of subjects with a live message that match a filter."""
         mask = self._get_mask(subject_filter)
+        alive = self.subject_index.counts[start:end] != 0
         if mask is not None and len(alive):
-            alive = alive & (mask[self.subject_index.classes] != 0)
-        return np.flatnonzero(alive)
+            alive &= mask[self.subject_index.classes[start:end]] != 0
+        return np.flatnonzero(alive) + start
 
     # Filters and ranges
 
@@ -211,9 +210,11 @@ class LogIndex(LogWriter):
         for segment_index in range(bisect_right(self._first_seqs, seq) - 1, -1, -1):
             yield self.sealed_segments[segment_index]
 
-    def _find_sparse_rows(self, subject_filter: Filter, mask: Array, segment: Segment) -> Array | None:
+    def _find_sparse_rows(
+        self, subject_filter: Filter | None, mask: Array | None, segment: Segment
+    ) -> Array | None:
         """Return the rows of a sealed segment that match a filter, if they are few; each segment is scanned once."""
-        if segment is self.active_segment:
+        if subject_filter is None or mask is None or segment is self.active_segment:
             return None
         try:
             return subject_filter.matching_rows[segment.number]
@@ -244,11 +245,7 @@ class LogIndex(LogWriter):
         for segment in self.iter_segments_from(seq):
             columns = segment.columns
             lo = columns.lower_bound(seq)
-            matching_rows = (
-                self._find_sparse_rows(subject_filter, mask, segment)
-                if subject_filter is not None and mask is not None
-                else None
-            )
+            matching_rows = self._find_sparse_rows(subject_filter, mask, segment)
             if matching_rows is None:
                 row = columns.next(self.subject_index, mask, lo, columns.rows)
             else:
@@ -263,11 +260,7 @@ class LogIndex(LogWriter):
         for segment in self.iter_segments_back(seq):
             columns = segment.columns
             hi = columns.lower_bound(seq + 1)
-            matching_rows = (
-                self._find_sparse_rows(subject_filter, mask, segment)
-                if subject_filter is not None and mask is not None
-                else None
-            )
+            matching_rows = self._find_sparse_rows(subject_filter, mask, segment)
             if matching_rows is None:
                 row = columns.prev(self.subject_index, mask, 0, hi)
             else:
@@ -287,11 +280,7 @@ class LogIndex(LogWriter):
         for segment in self.iter_segments_from(seq):
             columns = segment.columns
             lo = columns.lower_bound(seq)
-            matching_rows = (
-                self._find_sparse_rows(subject_filter, mask, segment)
-                if subject_filter is not None and mask is not None
-                else None
-            )
+            matching_rows = self._find_sparse_rows(subject_filter, mask, segment)
             if matching_rows is not None:
                 following = matching_rows[search_sorted(matching_rows, lo) :]
                 total += (
@@ -305,17 +294,28 @@ class LogIndex(LogWriter):
                 total += columns.count(self.subject_index, mask, lo, columns.rows)
         return total
 
-    def find_seqs(self, subject_filter: Filter | None, lo: int, hi: int) -> Array:
-        """Return the sequences of live matches from `lo` to `hi`, both included, ascending."""
+    def find_seqs(self, subject_filter: Filter | None, lo: int, hi: int, most: int = -1) -> Array:
+        """Return the sequences of live matches from `lo` to `hi`, both included, ascending.
+
+        Only the first `most`, unless that is negative.
+        """
         mask = self._get_mask(subject_filter)
-        found = []
+        found: list[Array] = [_NO_SEQS]
         for segment in self.iter_segments_from(lo):
             columns = segment.columns
-            if columns.base > hi:
+            if columns.base > hi or most == 0:
                 break
-            rows = columns.lower_bound(lo), columns.lower_bound(hi + 1)
-            found.append(columns.seqs(self.subject_index, mask, *rows))
-        return np.concatenate(found) if found else _NO_SEQS
+            start, end = columns.lower_bound(lo), columns.lower_bound(hi + 1)
+            rows = None if subject_filter is None else subject_filter.matching_rows.get(segment.number)
+            if rows is None or segment is self.active_segment:
+                seqs = columns.seqs(self.subject_index, mask, start, end, most)
+            else:  # they are known, because `find_next` has looked for them
+                rows = rows[search_sorted(rows, start) : search_sorted(rows, end)].astype(np.intp)
+                seqs = columns.get_seqs(rows if columns.live is None else rows[columns.live[rows] != 0])
+                seqs = seqs if most < 0 else seqs[:most]
+            found.append(seqs)
+            most -= len(seqs) if most > 0 else 0
+        return np.concatenate(found)
 
     def filter_live(self, seqs: Array) -> Array:
         """Return those of ascending sequences that have a message."""
@@ -334,7 +334,7 @@ class LogIndex(LogWriter):
                 break
             live, rows = find_live_rows(segment.columns, seqs)
             found.append(live)
-            subject_ids.append(segment.columns.subject[rows])
+            subject_ids.append(segment.columns.get_subjects(rows))
         return np.concatenate(found), np.concatenate(subject_ids)
 
     def find_times_and_ttls(self, lo: int, hi: int) -> tuple[Array, Array, Array]:
@@ -347,8 +347,8 @@ class LogIndex(LogWriter):
             seqs = columns.seqs(
                 self.subject_index, None, columns.lower_bound(lo), columns.lower_bound(hi + 1)
             )
-            at = find_rows(columns, seqs)
-            parts.append((seqs, columns.time[at], columns.ttl[at]))
+            at = columns.find_rows(seqs)
+            parts.append((seqs, columns.get_times(at), columns.get_ttls(at)))
         return (
             np.concatenate([part[0] for part in parts]),
             np.concatenate([part[1] for part in parts]),
@@ -368,9 +368,9 @@ class LogIndex(LogWriter):
                 return segment.columns.seq(row)
         return 0
 
-    def get_last_seqs(self, subject_filter: Filter | None) -> Array:
-        """Return the last live message of each subject, in no order."""
-        sids = self.find_subject_ids(subject_filter)
+    def get_last_seqs(self, subject_filter: Filter | None, start: int = 0, end: int | None = None) -> Array:
+        """Return the last live message of each subject with an id from `start` to `end` (exclusive), in no order."""
+        sids = self.find_subject_ids(subject_filter, start, end)
         self._resolve_last_seqs(sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)])
         return self.subject_index.lasts[sids]
 

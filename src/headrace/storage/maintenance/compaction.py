@@ -20,7 +20,6 @@ from headrace.storage.maintenance.flush import append_block_write, create_segmen
 from headrace.storage.maintenance.maintenance_context import MaintenanceContext
 from headrace.storage.native_records import BlockBuilder
 from headrace.storage.segments.segment import FileSegment, FileState, Segment, fits_one_segment
-from headrace.storage.sequence_arrays import search_sorted
 
 LARGER_FACTOR = 4  # a neighbour larger by this factor is copied only if it is sparse itself
 #: Number of blocks that one step copies on the event loop; a block takes about a millisecond.
@@ -171,8 +170,7 @@ class _CompactionJob:
 
     def _copy_block(self, segment: FileSegment, offset: int, end: int) -> None:
         columns = segment.columns
-        offsets = columns.offset[: columns.rows]
-        lo, hi = search_sorted(offsets, offset), search_sorted(offsets, end)
+        lo, hi = (columns.find_offset(each, 0, columns.rows) for each in (offset, end))
         if columns.next(self.log.subject_index, None, lo, hi) < 0:
             return
         data, place = segment.read_block(offset)

@@ -29,7 +29,7 @@ from headrace.storage.log.file_log import FileLog
 from headrace.storage.log.log_context import LargeWrite
 from headrace.storage.native_records import RecordBlock
 from headrace.storage.options import StoreOptions
-from headrace.storage.segments.column_file import ColumnFileId, encode_columns, encode_subjects
+from headrace.storage.segments.column_file import ColumnFile, ColumnFileId, SubjectTable, encode_subjects
 from headrace.storage.segments.segment import FileSegment, FileState
 
 
@@ -87,20 +87,41 @@ def encode_smaller_block(segment: FileSegment, block: RecordBlock, min_saving: i
 def large_message_ops(large_writes: list[LargeWrite], disk: Disk) -> list[Op]:
     """Return the operations that make large messages durable, with their files and names, before the frame that refers
     to them.
+
+    Adjacent messages are written by one operation, and their checksums are computed on the thread that writes them.
     """
     ops: list[Op] = []
-    touched: dict[str, tuple[FileLog, FileSegment]] = {}
+    runs: dict[str, tuple[FileLog, FileSegment, list[list[RecordBlock]]]] = {}
     for log, segment, block in large_writes:
+        _, _, blocks = runs.setdefault(segment.path, (log, segment, []))
+        if blocks and blocks[-1][-1].offset + _padded_length(blocks[-1][-1]) == block.offset:
+            blocks[-1].append(block)
+        else:
+            blocks.append([block])
+    for log, segment, blocks in runs.values():
         ops += create_folder_ops(log, disk) + create_segment_ops(log, segment, disk)
-        ops.append(("write", segment.path, block.offset, encode_block(segment, block)))
-        touched[segment.path] = (log, segment)
-    for path, (log, segment) in touched.items():
+        ops += [("write", segment.path, run[0].offset, partial(_encode_run, segment, run)) for run in blocks]
+    for path, (log, segment, _) in runs.items():
         ops.append(("sync", path))
         if not log.folder_synced:
             ops.append(("syncdir", "streams"))
         if not segment.folder_synced:
             ops.append(("syncdir", log.folder_path))
     return ops
+
+
+def _padded_length(block: RecordBlock) -> int:
+    return align_up(BLOCK_HEADER_BYTES + block.used)
+
+
+def _encode_run(segment: FileSegment, run: list[RecordBlock]) -> list[bytes | memoryview]:
+    """Return the bytes of adjacent blocks, with the zeros between them."""
+    parts: list[bytes | memoryview] = []
+    for block in run:
+        parts += encode_block(segment, block)
+        parts.append(bytes(_padded_length(block) - BLOCK_HEADER_BYTES - block.used))
+    parts.pop()  # the file ends with the last block
+    return parts
 
 
 class SegmentFlusher:
@@ -123,6 +144,7 @@ class SegmentFlusher:
         self._busy = False
         #: Generation, saved subjects and end of the subjects file, once the current columns are written.
         self._subjects_after_write = (0, 0, 0)
+        self._columns_to_write: ColumnFile | None = None
         self.out_of_space = False
         self.pending_bytes = 0
         self.added_count = 0
@@ -239,7 +261,9 @@ class SegmentFlusher:
         file_id = ColumnFileId(log.context.store_id, log.ident, segment.number, segment.end, log.generation)
         path = log.get_columns_path(segment)
         ops.append(("create", path, 0))
-        ops.append(("write", path, 0, encode_columns(file_id, segment.columns, segment.blocks, total)))
+        subjects = SubjectTable(total, log.subject_checksum.compute(total))
+        self._columns_to_write = ColumnFile(file_id, segment.columns, segment.blocks, subjects)
+        ops.append(("write", path, 0, self._columns_to_write.encode))
         return [item], ops
 
     def _needs_columns(self, item: _FlushItem) -> bool:
@@ -273,11 +297,12 @@ class SegmentFlusher:
             log, segment, block = item
             if block is None:
                 generation, saved, end = self._subjects_after_write
-                if generation != log.generation:
+                columns, self._columns_to_write = self._columns_to_write, None
+                if generation != log.generation or columns is None:
                     continue  # subjects got new ids meanwhile
                 log.subjects_saved, log.subjects_file_end = saved, end
                 if not log.is_deleted and segment in log.sealed_segments:
-                    log.columns_written(segment)
+                    log.on_columns_written(segment, columns.packed)
                 continue
             self.pending_bytes -= block.used
             log.folder_state = segment.state = FileState.READY
@@ -288,6 +313,7 @@ class SegmentFlusher:
     def _requeue(self, batch: list[_FlushItem]) -> None:
         """Put blocks back to wait for space; columns are only a cache and are dropped."""
         if batch[0].block is None:
+            self._columns_to_write = None
             self.finished_count += 1
             self.submit_next()
             return

@@ -1,8 +1,9 @@
 """Garbage collection of files: unlinks files that nothing needs once that is safe.
 
 Owns the list of files to unlink. Invariant: a file is unlinked only after a checkpoint that began after it was dropped
-is durable or, on a full disk, after a frame is durable from which a replay learns that nothing in the file is live. Must
-not know why a file was dropped. See ADR 15.
+is durable or, on a full disk, after a frame is durable from which a replay learns that nothing in the file is live; with
+an archive, a file with large messages also waits until all frames that may refer to them are archived. Must not know why
+a file was dropped. See ADRs 15 and 91.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _GarbageFile(NamedTuple):
     #: A segment that frames can declare dead: its log, first and last sequence.
     rows: tuple[FileLog, int, int] | None = None
     segment: FileSegment | None = None
+    last_frame: int = 0  # the last frame that may refer to a large message in it; 0: there is none
 
 
 class FileGarbageCollector:
@@ -52,16 +54,24 @@ class FileGarbageCollector:
     def __len__(self) -> int:
         return len(self._garbage)
 
-    def add(self, path: str) -> None:
+    def add(self, path: str, has_large: bool = False) -> None:
+        """Add a file; `has_large`: frames since the start refer to large messages in it."""
         size = self._get_size(path)
-        self._garbage.setdefault(path, _GarbageFile(self._store.next_checkpoint, path, False, size))
+        self._add(_GarbageFile(self._store.next_checkpoint, path, False, size), has_large)
+
+    def _add(self, item: _GarbageFile, has_large: bool) -> None:
+        last_frame = self._store.journal.last_frame + 1 if has_large else 0  # the open one
+        self._garbage.setdefault(item.path, item._replace(last_frame=last_frame))
+
+    def _is_archived(self, item: _GarbageFile) -> bool:
+        return item.last_frame <= self._store.journal.archived_frame
 
     def add_dead(self, log: FileLog, segment: FileSegment) -> None:
         """Add a segment of which frames, including the open one, removed every row."""
         number, path = self._store.next_checkpoint, segment.path
         rows = log, segment.columns.base, segment.last_seq
         item = _GarbageFile(number, path, False, self._get_size(path), rows=rows, segment=segment)
-        self._garbage.setdefault(path, item)
+        self._add(item, segment.number in log.large_segments)
 
     def add_copied(self, log: FileLog, path: str, first: int, last: int, needed: int) -> None:
         """Add a file that checkpoint `needed` does not name.
@@ -69,13 +79,13 @@ class FileGarbageCollector:
         Earlier frames may refer to large messages in it, from `first` to `last`, which were copied.
         """
         rows = (log, first, last) if last else None
-        self._garbage.setdefault(path, _GarbageFile(needed, path, False, self._get_size(path), rows=rows))
+        self._add(_GarbageFile(needed, path, False, self._get_size(path), rows=rows), bool(last))
 
-    def add_folder(self, folder: str, ended: int) -> None:
+    def add_folder(self, folder: str, ended: int, has_large: bool = False) -> None:
         """Add the folder of a stream that frame `ended` deleted."""
         size = sum(self._get_size(f"{folder}/{name}") for name in self._store.disk.list(folder))
         number = self._store.next_checkpoint
-        self._garbage.setdefault(folder, _GarbageFile(number, folder, True, size, ended))
+        self._add(_GarbageFile(number, folder, True, size, ended), has_large)
 
     def _get_size(self, path: str) -> int:
         """Return the size of a file, 0 if it is gone: the background queue may be unlinking it."""
@@ -88,7 +98,7 @@ class FileGarbageCollector:
         """Return whether a checkpoint is worthwhile for the space alone."""
         if not self._garbage:
             return False
-        waiting_bytes = sum(item.size for item in self._garbage.values())
+        waiting_bytes = sum(item.size for item in self._garbage.values() if self._is_archived(item))
         return waiting_bytes >= self._store.options.checkpoint_bytes or (
             self._store.full and waiting_bytes > 0
         )
@@ -98,7 +108,10 @@ class FileGarbageCollector:
     @property
     def has_statements(self) -> bool:
         """Return whether a frame could release a file before the next checkpoint."""
-        return any(item.size if item.is_folder else self._is_dead(item) for item in self._garbage.values())
+        return any(
+            bool(item.size) and self._is_archived(item) if item.is_folder else self._is_dead(item)
+            for item in self._garbage.values()
+        )
 
     def state(self) -> list[bytes]:
         """Return entries for the frame being committed: removals of whole segments."""
@@ -142,7 +155,11 @@ class FileGarbageCollector:
         The background queue may still create some: the folder stays.
         """
         committed = self._store.committed_frame
-        ended = [item for item in self._garbage.values() if item.is_folder and 0 < item.ended <= committed]
+        ended = [
+            item
+            for item in self._garbage.values()
+            if item.is_folder and 0 < item.ended <= committed and self._is_archived(item)
+        ]
         for item in ended:
             self._garbage[item.path] = item._replace(size=0)
         names = [f"{item.path}/{name}" for item in ended for name in self._store.disk.list(item.path)]
@@ -151,7 +168,11 @@ class FileGarbageCollector:
     def collect(self, checkpoint: int) -> None:
         """Unlink what this durable checkpoint does not name."""
         disk = self._store.disk
-        removable = {path: item for path, item in self._garbage.items() if item.removable_at <= checkpoint}
+        removable = {
+            path: item
+            for path, item in self._garbage.items()
+            if item.removable_at <= checkpoint and self._is_archived(item)
+        }
         self._garbage = {path: item for path, item in self._garbage.items() if path not in removable}
         files = [path for path, item in removable.items() if not item.is_folder and disk.exists(path)]
         segments = [item.segment for item in removable.values() if item.segment is not None]
@@ -196,12 +217,25 @@ class FileGarbageCollector:
         return log, min(first, low), max(last, high)
 
     def _is_dead(self, item: _GarbageFile) -> bool:
-        if item.rows is None or item.rows[0].is_deleted:
+        if item.rows is None or item.rows[0].is_deleted or not self._is_archived(item):
             return False
         if item.segment is not None and item.path not in self.referred:
             return True
         log, first, last = self._span(item)
         return not 0 < log.find_next(None, first) <= last
+
+    def list_segment_files(self) -> list[str]:
+        """Return the segment files that wait to be removed: the durable checkpoint may still name them.
+
+        A file without a size did not exist when it was dropped; a frame in flight may have created it since.
+        """
+        disk, paths = self._store.disk, []
+        for item in self._garbage.values():
+            if item.is_folder and item.ended > self._store.committed_frame:
+                paths += [f"{item.path}/{name}" for name in disk.list(item.path)]
+            elif not item.is_folder and (item.size or disk.exists(item.path)):
+                paths.append(item.path)
+        return [path for path in paths if path.endswith(".seg")]
 
     def folders(self) -> set[str]:
         """Return the folders with files that wait to be removed."""

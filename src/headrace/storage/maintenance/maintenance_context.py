@@ -9,6 +9,7 @@ from typing import Protocol
 
 from headrace.errors import StoreError
 from headrace.storage.io.disk import Disk
+from headrace.storage.journal.journal_writer import Journal
 from headrace.storage.maintenance.flush import SegmentFlusher
 from headrace.storage.options import StoreOptions
 
@@ -19,6 +20,7 @@ class MaintenanceContext(Protocol):
     disk: Disk
     options: StoreOptions
     flusher: SegmentFlusher
+    journal: Journal
     #: The newest frame whose sync has returned.
     committed_frame: int
     #: Set after a failed write: nothing may be written any more.

@@ -22,7 +22,7 @@ from headrace.storage.recovery.unreferenced_files import STREAM
 from headrace.storage.store import Store
 
 FOLDERS = ("checkpoints", "journal", "streams")
-KNOWN_NAMES = (*FOLDERS, "lock", "lost", "pins")
+KNOWN_NAMES = (*FOLDERS, "lineage", "lock", "lost", "pins")
 _TORN_NAME = re.compile(r"[0-9a-f]{16}\.[0-9]+\.torn")
 
 

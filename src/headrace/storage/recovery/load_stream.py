@@ -137,6 +137,8 @@ def _load_caches(log: FileLog, state: StreamCheckpoint) -> dict[int, DecodedColu
             sometimes("columns name subjects that are not written")
             log.start_generation()
             return {}
+        if decoded.subjects_crc not in (None, log.subject_checksum.compute(decoded.subject_count)):
+            continue
         cached[each.number] = decoded
     if bad and not cached:
         sometimes("a subjects file is unusable")

@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.clock import Clock
 from headrace.code_probes import sometimes
-from headrace.errors import CorruptData, StoreFull, StorePoisoned
+from headrace.errors import CorruptData, StoreError, StoreFull, StorePoisoned
 from headrace.storage.checkpoint.load import (
     LoadedCheckpoint,
     is_new_store,
@@ -31,7 +31,7 @@ from headrace.storage.checkpoint_schema import MetadataEntryState, StreamCheckpo
 from headrace.storage.damage_report import Damage, RecoveryReport
 from headrace.storage.format import align_up, journal_path
 from headrace.storage.io.disk import Disk, Op, OutOfSpace
-from headrace.storage.journal.journal_writer import JournalFile
+from headrace.storage.journal.journal_file import JournalFile
 from headrace.storage.journal.scan import scan_journal
 from headrace.storage.log.file_log import FileLog
 from headrace.storage.options import StoreOptions
@@ -51,6 +51,7 @@ from headrace.storage.recovery.unreferenced_files import (
 )
 from headrace.storage.store import Store
 
+RESTORE_MARKER = "restoring"  # a file in the store's folder while a restore of a backup writes the others
 FRAME_JUMP = 1024  # frame numbers to skip, so that a torn frame can never be taken for a later one
 _DEFAULT_OPTIONS = StoreOptions()
 
@@ -60,6 +61,15 @@ def open_store(disk: Disk, clock: Clock, options: StoreOptions = _DEFAULT_OPTION
 
     When this returns, everything in the store is durable.
     """
+    if disk.exists(RESTORE_MARKER):
+        if disk.read(RESTORE_MARKER, 0, 8) == b"archive ":
+            raise StoreError(
+                "a restore of an archive was not completed here: remove the store directory, and run "
+                "`headrace archive restore` again"
+            )
+        raise StoreError(
+            "a restore of a backup was not completed here: run the same `headrace restore` again, or remove the folder"
+        )
     try:
         before = list_files(disk)
         try:
@@ -130,10 +140,11 @@ class _Recovery:
         store.checkpointer.number = self.newest_checkpoint
         self._make_folders()
         last = self._load_state(store, loaded, journal) if loaded is not None else 0
+        self._note_open(store, loaded)
         self._skip_used_idents(store)
         self._clear_changes(store, loaded)
         if self.in_place and loaded is not None:
-            self._go_on(store, loaded, journal, last)
+            self._resume_in_place(store, loaded, journal, last)
         else:
             self._start_journal(store, journal, last)
             store.checkpointer.run_blocking()
@@ -161,6 +172,13 @@ class _Recovery:
         missing = [folder for folder in FOLDERS if not self.disk.exists(folder)]
         ops: list[Op] = [("mkdir", folder) for folder in missing]
         self.disk.run([*ops, ("syncdir", "")])
+
+    def _note_open(self, store: Store, loaded: LoadedCheckpoint | None) -> None:
+        """Keep the last frame of an earlier process: the checkpoint that follows has a higher number."""
+        recorded = loaded.root.frame_before_open if loaded is not None else None
+        frame = self.report.last_frame if recorded is None else recorded
+        self.report.frame_before_open = store.checkpointer.frame_before_open = frame
+        store.checkpointer.is_open_recorded = recorded is not None
 
     def _skip_used_idents(self, store: Store) -> None:
         """Skip idents that have files already: they belong to streams whose creation never became durable."""
@@ -324,7 +342,9 @@ class _Recovery:
         existing = list_checkpoints(self.disk) if self.report.healthy else []
         store.checkpointer.restore_state(existing, self.newest_checkpoint)
 
-    def _go_on(self, store: Store, loaded: LoadedCheckpoint, found: ScannedJournal, last: int) -> None:
+    def _resume_in_place(
+        self, store: Store, loaded: LoadedCheckpoint, found: ScannedJournal, last: int
+    ) -> None:
         """Open in place: continue after the last frame, and write nothing but frames until there is space.
 
         The last frame may be in the page cache only, so it is synced; all others were synced before the next one began.

@@ -62,6 +62,7 @@ class ScannedJournal:
             report.clean_shutdown = frame.kind == SHUTDOWN
             if flusher.pending_bytes > FLUSH_BYTES and not self._in_place:
                 flusher.flush_now()
+        report.last_frame = previous
         last_synced = self._find_last_synced(previous, replay)
         replay.finish()
         self._report_misplaced(previous)

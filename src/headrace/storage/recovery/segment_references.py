@@ -63,7 +63,7 @@ class JournalSurvey:
         self._unread: list[tuple[int, int]] = []  # ident and sequence of large messages that are missing
         self.created: set[int] = set()
         self._changed: set[int] = set()
-        self._deleted: set[int] = set()
+        self.deleted: set[int] = set()
         self._removed: dict[int, list[tuple[int, int]]] = {}
         previous, crc = after, None
         for frame, scanned in frames:
@@ -88,7 +88,7 @@ class JournalSurvey:
             elif kind == fmt.CREATE_STREAM:
                 self.created.add(ident)
             elif kind == fmt.DELETE_STREAM:
-                self._deleted.add(ident)
+                self.deleted.add(ident)
             elif kind == fmt.TRIM:
                 self._removed.setdefault(ident, []).append((0, fmt.decode_u64(data) - 1))
             elif kind == fmt.REMOVALS:
@@ -107,14 +107,14 @@ class JournalSurvey:
 
     def is_removed(self, ident: int, first: int, last: int) -> bool:
         """Return whether one of these frames removed all these sequences."""
-        if ident in self._deleted:
+        if ident in self.deleted:
             return True
         return any(low <= first and last <= high for low, high in self._removed.get(ident, ()))
 
     def has_unknown_streams(self, root: CheckpointRoot) -> bool:
         """Return whether these frames change a stream that neither the root nor one of them knows: something is lost."""
         known = {entry.ident for entry in (*root.streams, *root.offline)}
-        return not self._changed <= known | self.created | self._deleted
+        return not self._changed <= known | self.created | self.deleted
 
     def explains(self, damage: Damage) -> bool:
         """Return whether nothing is lost, because all sequences concerned were removed.

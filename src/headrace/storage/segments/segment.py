@@ -38,18 +38,25 @@ class FileState(Enum):
 
 
 class BlockCache:
-    """Cache of verified blocks; the least recently used ones are evicted first."""
+    """Cache of verified blocks; the least recently used ones are evicted first. `use_count` changes with each use."""
 
     def __init__(self, limit: int) -> None:
         self.max_bytes = limit
         self.used_bytes = 0
+        self.use_count = 0
         self._blocks: OrderedDict[tuple[int, int, int], tuple[Buffer, int]] = OrderedDict()
 
     def get(self, key: tuple[int, int, int]) -> tuple[Buffer, int] | None:
+        self.use_count += 1
         found = self._blocks.get(key)
         if found is not None:
             self._blocks.move_to_end(key)
         return found
+
+    def clear(self) -> None:
+        """Drop all blocks."""
+        self._blocks.clear()
+        self.used_bytes = 0
 
     def put(self, key: tuple[int, int, int], data: Buffer, base_offset: int) -> None:
         if len(data) * 4 > self.max_bytes or key in self._blocks:
@@ -88,7 +95,7 @@ class Segment:
     def latest_time_ns(self) -> int:
         """The latest time of any row; for sealed segments, whose rows do not change."""
         if self._latest_time_ns < 0:
-            self._latest_time_ns = int(self.columns.time[: self.columns.rows].max())
+            self._latest_time_ns = self.columns.find_latest_time()
         return self._latest_time_ns
 
     def live_bits(self) -> bytes:

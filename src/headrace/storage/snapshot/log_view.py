@@ -13,7 +13,6 @@ from headrace.storage.checkpoint_schema import SegmentState
 from headrace.storage.log.log import StreamLog
 from headrace.storage.native_records import BLOCK_HEADER_BYTES
 from headrace.storage.segments.segment import Buffer, FileSegment, Segment
-from headrace.storage.sequence_arrays import search_sorted
 from headrace.storage.snapshot.manifest import TailRecords
 
 PinnedSegment = tuple[FileSegment, SegmentState]
@@ -62,20 +61,15 @@ def _count_rows_in_file(log: StreamLog, segment: Segment) -> int:
 
 def _copy_records(log: StreamLog, segment: Segment, low: int, high: int) -> bytes:
     """Copy the bytes of the rows from low to high, dead ones included, block by block."""
-    offsets, sizes = segment.columns.offset, segment.columns.size
-    parts = []
+    columns, parts = segment.columns, []
     while low < high:
-        offset = int(offsets[low])
+        offset = columns.get_offset(low)
         if segment is log.active_segment and offset >= log.block_offset:
             data: Buffer = log.tail
             base_offset, end_row = log.block_offset + BLOCK_HEADER_BYTES, high
         else:
             data, base_offset = segment.read_block_at(offset)
-            end_row = low + search_sorted(offsets[low:high], segment.find_block_end(offset))
-        parts.append(
-            memoryview(data)[
-                offset - base_offset : int(offsets[end_row - 1] + sizes[end_row - 1]) - base_offset
-            ]
-        )
+            end_row = columns.find_offset(segment.find_block_end(offset), low, high)
+        parts.append(memoryview(data)[offset - base_offset : columns.get_end(end_row - 1) - base_offset])
         low = end_row
     return b"".join(parts)

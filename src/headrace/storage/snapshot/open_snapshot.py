@@ -63,6 +63,8 @@ def open_folder(folder: str, stream: str) -> StreamSnapshot:
 
 def open_log(store: Store, log: StreamLog, now_ns: int) -> StreamSnapshot:
     """Open a snapshot in the process that owns the store; blocks until what it shows is durable."""
+    if store.frame_submission.gate is not None:
+        raise StoreError("the store waits for an archive (ack: remote): read the stream through the server")
     if store.memory_frames.dirty:
         store.memory_frames.commit()
     while log.journaled and log.changed_frame > store.committed_frame:

@@ -24,7 +24,13 @@ from headrace.storage.format import (
     is_segment_header,
 )
 from headrace.storage.native_records import Array, SegmentIndex, SubjectIndex
-from headrace.storage.segments.column_file import ColumnFileId, decode_columns, decode_subjects, reader_of
+from headrace.storage.segments.column_file import (
+    ColumnFileId,
+    SubjectChecksum,
+    decode_columns,
+    decode_subjects,
+    reader_of,
+)
 from headrace.storage.snapshot.manifest import TailRecords
 
 
@@ -62,7 +68,17 @@ def load_rows(cache: ColumnCache, segment_id: SegmentId, state: SegmentState) ->
     found = decode_columns(reader_of(cache.columns), len(cache.columns), file_id)
     if found is None or found.columns.rows != state.rows or found.subject_count > len(cache.subjects):
         return None
+    if found.subjects_crc not in (None, _compute_crc(cache.subjects[: found.subject_count])):
+        return None  # the subjects file was written again, with other ids
     return Rows(found.columns, found.blocks)
+
+
+def _compute_crc(subjects: list[bytes]) -> int:
+    """Return the checksum of subjects as in a column file."""
+    table = SubjectIndex()
+    for subject in subjects:
+        table.add(subject)
+    return SubjectChecksum(table.dump).compute(len(subjects))
 
 
 class RecordRun:

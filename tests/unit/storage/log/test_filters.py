@@ -94,7 +94,8 @@ def test_a_filter_that_nobody_uses_is_freed(log: StreamLog) -> None:
     assert len(table._roots) < 100
 
 
-def test_dropped_subjects_start_the_search_again(log: StreamLog) -> None:
+@pytest.mark.parametrize("at_step", range(1, 6))
+def test_dropped_subjects_start_the_search_again(log: StreamLog, at_step: int) -> None:
     """Ids change when dead subjects are dropped."""
     for number in range(30):
         log.append(b"s.%d" % number, b"", b"", 1)
@@ -107,10 +108,31 @@ def test_dropped_subjects_start_the_search_again(log: StreamLog) -> None:
     happened: list[bool] = []
 
     def once() -> None:
-        if not happened:
-            happened.append(True)
+        happened.append(True)
+        if len(happened) == at_step:
             drop()
 
     subject_filter, _ = finish(log.iter_filter((b"s.*",)), once)
-    assert happened
+    assert len(happened) >= at_step
     assert log.find_seqs(subject_filter, 1, log.last_seq).tolist() == list(range(16, 31))
+
+
+def test_filters_that_are_made_at_the_same_time(log: StreamLog) -> None:
+    """The slices of several filters alternate, and so many come and go that the table is rebuilt meanwhile."""
+    rng = random.Random(5)
+    for _ in range(40):
+        publish_some(log, rng)
+    wanted = [make_patterns(rng, 2) for _ in range(4)]
+    running = {patterns: log.iter_filter(patterns) for patterns in wanted}
+    found: dict[tuple[bytes, ...], Filter] = {}
+    while running:
+        for patterns, steps in list(running.items()):
+            log.get_filter((*make_patterns(rng, 1), b"gone.%d" % rng.randrange(1 << 30)))
+            try:
+                next(steps)
+            except StopIteration as finished:
+                found[patterns] = finished.value
+                del running[patterns]
+        publish_some(log, rng)
+    for patterns, each in found.items():
+        assert log.find_seqs(each, 1, log.last_seq).tolist() == find_by_trying(log, patterns)

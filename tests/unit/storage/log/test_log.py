@@ -187,6 +187,27 @@ def test_filters_follow_new_subjects_and_are_interned(tmp_path: Path, memory: bo
         assert (log.find_next(f, 1), log.find_prev(f, 201), log.count_from(f, 202)) == (201, 201, 1)
 
 
+def test_a_search_stops_after_a_number_of_matches(tmp_path: Path) -> None:
+    """Also in sealed segments whose few matches are known."""
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for number in range(1, 5001):
+            log.append(b"rare" if number % 500 == 0 else b"often", b"", b"x" * 20, 1)
+        store.commit()
+        rare, often = log.get_filter((b"rare",)), log.get_filter((b"often",))
+        log.remove(1000)
+        expected = [500, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000]
+        for _ in range(2):  # without and with known matches
+            for most in (-1, 0, 1, 3, 8, 20):
+                found = log.find_seqs(rare, 2, 5000, most).tolist()
+                assert found == (expected if most < 0 else expected[:most])
+            assert log.find_seqs(rare, 1501, 4499, 2).tolist() == [2000, 2500]
+            assert log.find_next(rare, 1) == 500
+            assert log.find_next(rare, 4501) == 5000
+        assert log.find_seqs(often, 499, 5000, 3).tolist() == [499, 501, 502]
+        assert log.find_seqs(None, 998, 5000, 3).tolist() == [998, 999, 1001]
+
+
 def test_many_short_lived_filters_do_not_pile_up(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         log = store.create("S")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace._native.column_packing_pure import pack_column, unpack_column
 from headrace.storage import FileDisk, Store, StreamLog, open_store
 from headrace.storage.segments.column_file import HEADER_BYTES
 from support.small_store import TINY, Naive, Ticking, commit, compare, open_small_store
@@ -19,14 +21,11 @@ SUBJECTS = (b"a.1", b"a.2", b"b.1")
 SEGMENTS = 3
 #: Segments with so many rows that their columns take several pages; such files used to be memory-mapped.
 LARGE = replace(TINY, segment_rows=ROWS, segment_bytes=1 << 20, block_bytes=4 << 10, checkpoint_bytes=1 << 20)
-#: Where each column begins, in bytes per row, and its type.
-COLUMNS = {
-    "time": (0, "<u8"),
-    "offset": (8, "<u4"),
-    "size": (12, "<u4"),
-    "subject": (16, "<u4"),
-    "ttl": (20, "<u4"),
-}
+#: The columns in the order of the file, where its header has their sizes, and how many there are.
+COLUMNS = ("time", "offset", "size", "subject", "ttl", "flags", "delta", "blocks")
+SIZES = struct.Struct("<8I")
+SIZES_AT = 56
+ROWS_AT = 40
 
 
 def fill(store: Store) -> Naive:
@@ -66,17 +65,20 @@ def column_files(root: Path) -> list[Path]:
 
 def rot(root: Path, column: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
     """Replace one column in every file, in place, like a disk that returns other bytes."""
-    begin, kind = COLUMNS[column]
+    number = COLUMNS.index(column)
     for path in column_files(root):
-        content = bytearray(path.read_bytes())
-        rows = int.from_bytes(content[40:44], "little")
-        at = HEADER_BYTES + begin * rows
-        width = np.dtype(kind).itemsize
-        values = np.frombuffer(bytes(content[at : at + width * rows]), kind)
-        content[at : at + width * rows] = change(values).astype(kind).tobytes()
+        content = path.read_bytes()
+        rows = int.from_bytes(content[ROWS_AT : ROWS_AT + 4], "little")
+        sizes = list(SIZES.unpack_from(content, SIZES_AT))
+        at = HEADER_BYTES + sum(sizes[:number])
+        changed = pack_column(change(unpack_column(content[at : at + sizes[number]], rows)).astype(np.uint64))
+        rest = content[at + sizes[number] :]
+        sizes[number] = len(changed)
+        head = content[:SIZES_AT] + SIZES.pack(*sizes) + content[SIZES_AT + SIZES.size : at]
         fd = os.open(path, os.O_WRONLY)
         try:
-            os.pwrite(fd, content, 0)
+            os.pwrite(fd, head + changed + rest, 0)
+            os.ftruncate(fd, len(head + changed + rest))
         finally:
             os.close(fd)
 
