@@ -7,10 +7,12 @@ commits, `ApiDispatcher` the API. They name this object by protocols (`*_context
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace._native import AccountClock
 from headrace.broker.commit.account_quota import AccountQuota
+from headrace.broker.commit.account_totals import AccountTotals
 from headrace.broker.commit.advisories import Advisories
 from headrace.broker.commit.disk_backpressure import DiskBackpressure
 from headrace.broker.commit.event_history import EventHistory
@@ -24,6 +26,7 @@ from headrace.broker.consumers.delivery_scheduler import DeliveryScheduler
 from headrace.broker.handlers import (
     backup_send,
     consumer_handlers,
+    dead_letter_handlers,
     restore_receiver,
     restore_writer,
     snapshot_leases,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 ENDPOINTS = (
     stream_handlers.ENDPOINTS
     | consumer_handlers.ENDPOINTS
+    | dead_letter_handlers.ENDPOINTS
     | snapshot_leases.ENDPOINTS
     | backup_send.ENDPOINTS
     | restore_receiver.ENDPOINTS
@@ -74,8 +78,8 @@ class AccountJetStream:
         self.flow_bytes = settings.flow_bytes
         self.call_soon = call_soon
         self.run_operation, self.run_off_loop = settings.run_operation, settings.run_off_loop
-        self.group_commit = make_group_commit(store, router, call_soon, IdleTimer(store, timers).start)
         self.disk_backpressure = DiskBackpressure(store, timers)
+        self.group_commit = make_group_commit(store, router, call_soon, self._make_after_commit())
         self.advisories = Advisories(self)
         self.event_history = EventHistory()
         self.batch_budget = settings.batch_budget
@@ -88,7 +92,7 @@ class AccountJetStream:
         self.backups: set[backup_send.BackupSender] = set()
         self.restores: dict[str, restore_receiver.BackupRestore] = {}
         self.pin_leases = LeaseRegistry(store, timers)
-        self.api_total = self.api_errors = self.ended = 0
+        self.api_total, self.api_errors, self.totals = 0, 0, AccountTotals()
         self._api = ApiDispatcher(self, ENDPOINTS)
         self.ack_dispatcher = AckDispatcher()
         self.consumer_flusher = ConsumerFlusher(timers, self.group_commit)
@@ -96,16 +100,6 @@ class AccountJetStream:
         self.registry = StreamRegistry(self, self.streams, self.restores)
         self._discard_unfinished_restores()
         self.registry.recover()
-
-    @property
-    def open_batches(self) -> int:
-        """How many atomic batches are open in this account."""
-        return sum(len(stream.atomic_batches) for stream in self.streams.values())
-
-    @property
-    def batch_bytes(self) -> int:
-        """How many bytes the open atomic batches of this account have staged."""
-        return sum(stream.atomic_batches.staged_bytes for stream in self.streams.values())
 
     @property
     def is_quiescent(self) -> bool:
@@ -119,6 +113,9 @@ class AccountJetStream:
         for log in list(store.logs.values()):
             if store.metadata.get(restore_writer.unfinished_key_for(log)) is not None:
                 restore_writer.discard(self, log)
+
+    def _make_after_commit(self) -> Callable[[], None]:
+        return partial(_after_commit, IdleTimer(self.store, self.timers), self.disk_backpressure)
 
     def start(self) -> None:
         """Start serving."""
@@ -137,8 +134,14 @@ class AccountJetStream:
             for consumer in stream.consumer_set:
                 consumer.delivery_mode.on_shutdown()
 
-    def close(self) -> None:
-        """Stop serving and make everything durable; pending replies are sent."""
+    def stop(self) -> None:
+        """Stop serving, and commit what was accepted; call it again to commit what has come since."""
+        if not self._api.is_stopped:
+            self._stop_parts()
+        self.consumer_flusher.flush()
+        self.group_commit.commit_all()
+
+    def _stop_parts(self) -> None:
         self.end_pulls()
         self._api.stop()
         for backup in list(self.backups):
@@ -147,6 +150,14 @@ class AccountJetStream:
             restore.close()
         self.registry.stop()
         self.quota.stop()
-        self.consumer_flusher.flush()
-        self.group_commit.commit_all()
+
+    def close(self) -> None:
+        """Stop serving and make everything durable; pending replies are sent."""
+        self.stop()
         self.store.close()
+
+
+def _after_commit(idle_timer: IdleTimer, disk_backpressure: DiskBackpressure) -> None:
+    """Handle a durable frame, or a full disk."""
+    idle_timer.start()
+    disk_backpressure.on_committed()

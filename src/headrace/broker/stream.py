@@ -27,6 +27,7 @@ from headrace.broker.streams.schedules import MessageSchedules
 from headrace.broker.streams.stream_metadata import schedules_key
 from headrace.errors import CorruptData
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
+from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import headers
 from headrace.storage import MetadataStore, StreamLog
 
@@ -45,6 +46,7 @@ class Stream:
         "_republisher",
         "_router",
         "_subscribed_subjects",
+        "_totals",
         "_transform",
         "clock",
         "closed",
@@ -70,6 +72,7 @@ class Stream:
         self, jetstream: StreamJetStream, config: StreamConfig, created_ns: int, log: StreamLog
     ) -> None:
         self.jetstream = jetstream
+        self._totals = jetstream.totals
         group_commit = jetstream.group_commit
         self.group_commit = group_commit.memory if config.storage == "memory" else group_commit
         self._router = jetstream.router
@@ -102,6 +105,7 @@ class Stream:
         """Apply a validated configuration and derive everything that depends on it."""
         self.config = config
         jetstream = self.jetstream
+        self._totals.config_changes += 1
         domain = jetstream.domain
         domain_field = f'"domain":"{domain}",' if domain else ""
         self.pub_ack_prefix = self.fast_path.ack_prefix = (
@@ -161,6 +165,7 @@ class Stream:
         for number, subject in enumerate(wanted, 1):
             if subject not in subscribed:
                 self._router.subscribe_internal(subject, self.fast_path)
+                self._totals.config_changes += 1
                 subscribed[subject] = None
             if number % SUBJECTS_PER_SLICE == 0:
                 yield
@@ -173,6 +178,7 @@ class Stream:
             if subject not in keep:
                 del subscribed[subject]
                 self._router.unsubscribe_internal(subject, self.fast_path)
+                self._totals.config_changes += 1
             if number % SUBJECTS_PER_SLICE == 0:
                 yield
 
@@ -187,6 +193,7 @@ class Stream:
     def iter_close(self) -> Iterator[None]:
         """Stop, in slices: the stream is being deleted; group commit ignores it from now on."""
         self.closed = True
+        self._totals.config_changes += 1
         self.sourcing.close()
         self.retention.stop()
         self.atomic_batches.clear()
@@ -234,6 +241,17 @@ class Stream:
         if self.schedules is not None:
             self.schedules.on_stored(subject, header, seq, time_ns)
         return seq
+
+    def store_unconditionally(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """Store a message of the server, without acting on its headers; raise the error if it cannot be stored."""
+        return self._publishing.store_unconditionally(subject, header, payload)
+
+    def store_again(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """Store a message that was in this stream before, on the subject that it had; of its headers only a TTL counts."""
+        if self.schedules is not None and self.schedules.has_schedule(subject):
+            problem = f"the schedule on {subject.decode('utf-8', 'replace')} would end"
+            raise ApiError.STREAM_STORE_FAILED(err=problem)
+        return self._publishing.store_again(subject, header, payload)
 
     def reserve_frame_space(self, size: int, count: int) -> None:
         """Make sure that this many bytes fit into the open frame; raise StoreFull if they do not."""

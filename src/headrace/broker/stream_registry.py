@@ -21,7 +21,7 @@ from headrace.broker.streams.dedup import dedup_key
 from headrace.broker.streams.stream_metadata import StreamRecord, config_key, sweep_key
 from headrace.jetstream_api.configs import StreamConfig
 from headrace.jetstream_api.errors import ApiError
-from headrace.protocol import subjects
+from headrace.jetstream_api.validation.stream_configs import StreamConfigs
 from headrace.storage import StreamLog
 
 
@@ -33,6 +33,8 @@ class StreamRegistry:
     ) -> None:
         self._jetstream = jetstream
         self._streams = streams
+        self.configs = StreamConfigs()
+        self._sorted_names: list[str] | None = None
         self._restoring = restoring
         self._store = jetstream.store
         self._logs = jetstream.store.logs
@@ -50,16 +52,19 @@ class StreamRegistry:
             raise ApiError.STREAM_NOT_FOUND()
         return stream
 
-    def sorted_streams(self, subject: str = "") -> list[Stream]:
-        """Return the streams by name; with a subject, only those that could have a message on it."""
-        found = [self._streams[name] for name in sorted(self._streams)]
-        if not subject:
-            return found
-        return [s for s in found if any(subjects.overlaps(subject.encode(), own) for own in s.get_subjects())]
+    @property
+    def sorted_names(self) -> list[str]:
+        """The names of all streams in order; the list is never changed."""
+        if self._sorted_names is None:
+            self._sorted_names = sorted(self._streams)
+        return self._sorted_names
 
-    def configs(self) -> dict[str, StreamConfig]:
-        """Return the configuration of every stream."""
-        return {name: stream.config for name, stream in self._streams.items()}
+    def iter_streams(self) -> Iterator[Stream]:
+        """Iterate over the streams by name; streams may be created and deleted meanwhile."""
+        for name in self.sorted_names:
+            stream = self._streams.get(name)
+            if stream is not None:
+                yield stream
 
     def iter_create_stream(self, config: StreamConfig) -> Generator[None, None, Stream]:
         """Create a stream from a validated configuration; it subscribes to its subjects in slices."""
@@ -70,6 +75,7 @@ class StreamRegistry:
         )
         stream = self._add_stream(config, log)
         self._persist_config(stream)
+        yield from self.configs.iter_put(config)
         yield from self._iter_subscribe(stream)
         stream.sourcing.configure(config)
         return stream
@@ -79,6 +85,7 @@ class StreamRegistry:
     ) -> Stream:
         """Create the stream of a log; `restore_state` applies its state from a backup before it is visible."""
         stream = self._add_stream(config, log)
+        self.configs.put(config)
         if restore_state is not None:
             restore_state(stream)
         self._persist_config(stream)
@@ -92,18 +99,21 @@ class StreamRegistry:
     def _add_stream(self, config: StreamConfig, log: StreamLog) -> Stream:
         stream = Stream(self._jetstream, config, self._clock.now_ns(), log)
         self._streams[config.name] = stream
-        self._quota.on_stream_added_or_removed()
+        self._sorted_names = None
+        self._quota.add_stream(config, log)
         return stream
 
     def iter_update_stream(self, stream: Stream, config: StreamConfig) -> Iterator[None]:
         """Apply a new, validated configuration to a stream and persist it; lower limits take effect in slices."""
         stream.retention.enforce()  # messages that expired under the old configuration are removed
         kept_without_interest = stream.config.retention != "interest"
+        self._quota.update_stream(stream.config, config)
         stream.configure(config)
         if kept_without_interest and config.retention == "interest":
             stream.consumer_set.recheck_interest()
         self._persist_config(stream)
         stream.sourcing.configure(config)  # in the frame of the configuration: a crash leaves both or neither
+        yield from self.configs.iter_put(config)
         yield from self._iter_subscribe(stream)
         yield from stream.retention.iter_enforce()
 
@@ -117,8 +127,9 @@ class StreamRegistry:
         yield from stream.iter_unsubscribe()
         yield from stream.iter_close()
         del self._streams[stream.name]
-        jetstream.ended += 1
-        self._quota.on_stream_added_or_removed()
+        self._sorted_names = None
+        jetstream.totals.ended += 1
+        self._quota.remove_stream(stream.config, stream.log)
         jetstream.event_history.drop_stream(stream.name)
         ident = stream.log.ident
         for key in (
@@ -135,6 +146,7 @@ class StreamRegistry:
         stream.sourcing.delete_consumers()
         jetstream.group_commit.schedule()
         self._quota.schedule_server_check()
+        yield from self.configs.iter_discard(stream.name)
 
     def _persist_config(self, stream: Stream) -> None:
         if stream.config.storage != "memory":
@@ -152,6 +164,8 @@ class StreamRegistry:
                 continue
             record = decode_kept(value, StreamRecord, f"stream {name}")
             stream = self._streams[name] = Stream(self._jetstream, record.config, record.created_ns, log)
+            self.configs.put(record.config)
+            self._quota.add_stream(record.config, log)
             stream.consumer_set.recover()
         self._compaction.register_after_recovery()
 

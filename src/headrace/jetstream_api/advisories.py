@@ -116,6 +116,16 @@ def make_message_terminated(
     return _make_event(subject, ADVISORY_TYPE + "terminated", stamp, body)
 
 
+def make_dead_letter_failed(
+    stamp: EventStamp, stream: str, consumer: str, stream_seq: int, deliveries: int, target: str, reason: str
+) -> EncodedEvent:
+    """Make the advisory that a message stays pending, because it could not be published as a dead letter."""
+    body = {"stream": stream, "consumer": consumer, "stream_seq": stream_seq, "deliveries": deliveries}
+    body |= {"dead_letter_subject": target, "reason": reason}
+    subject = f"{_SUBJECT_PREFIX}CONSUMER.DEAD_LETTER_FAILED.{stream}.{consumer}"
+    return _make_event(subject, ADVISORY_TYPE + "dead_letter_failed", stamp, body)
+
+
 def make_ack_metric(
     stamp: EventStamp,
     stream: str,

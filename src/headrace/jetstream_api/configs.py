@@ -190,6 +190,16 @@ class StreamConfig(ApiStruct):
     metadata: dict[str, str] = {}
 
 
+class DeadLetter(ApiStruct):
+    """Where a consumer publishes messages that it gives up, and when. `client.configs.DeadLetter` is for programs."""
+
+    GO: ClassVar[str] = "server.DeadLetterConfig"
+    ALWAYS: ClassVar[frozenset[str]] = frozenset({"subject", "on"})
+
+    subject: str = ""
+    on: list[str] = []
+
+
 class ConsumerConfig(ApiStruct):
     """A consumer's configuration, as in the API: times in nanoseconds. `client.configs.ConsumerConfig` is for programs."""
 
@@ -233,6 +243,10 @@ class ConsumerConfig(ApiStruct):
     priority_groups: list[str] = []
     priority_policy: PriorityPolicy = "none"
     priority_timeout: Duration = 0
+    # Unknown to nats-server, which refuses them.
+    max_ack_pending_per_subject: Int = 0
+    key_tokens: str = ""
+    dead_letter: DeadLetter | None = None
 
     def get_filters(self) -> list[str]:
         """Return the filters from either field; an empty list means every subject."""

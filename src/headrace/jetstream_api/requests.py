@@ -94,6 +94,12 @@ class MessageDeleteRequest(ApiStruct):
     no_erase: bool = False
 
 
+class RedriveRequest(ApiStruct):
+    """STREAM.MSG.REDRIVE, which nats-server does not have."""
+
+    seq: Uint64 = 0
+
+
 class PauseRequest(ApiStruct):
     GO: ClassVar[str] = "server.JSApiConsumerPauseRequest"
 

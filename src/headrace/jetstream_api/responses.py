@@ -255,6 +255,7 @@ class ConsumerInfoState(NamedTuple):
     push_bound: bool = False
     pause_remaining_ns: int = 0  # above 0: paused
     groups: Sequence[PriorityGroupState] = ()
+    num_blocked_subjects: int | None = None  # None: the consumer keeps no order per key
 
 
 def make_consumer_info_body(
@@ -272,6 +273,8 @@ def make_consumer_info_body(
         "num_waiting": state.num_waiting,
         "num_pending": state.num_pending,
     }
+    if state.num_blocked_subjects is not None:
+        body["num_blocked_subjects"] = state.num_blocked_subjects
     if state.push_bound:
         body["push_bound"] = True
     if state.pause_remaining_ns > 0:

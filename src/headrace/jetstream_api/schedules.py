@@ -7,7 +7,6 @@ calendars and time zones. Reads no clock and must not know messages.
 
 from __future__ import annotations
 
-import zoneinfo
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import NamedTuple
@@ -67,6 +66,8 @@ class Cron(NamedTuple):
 
 def get_zone(name: str) -> tzinfo:
     """Return the time zone of that name; raises BadZone."""
+    import zoneinfo  # here, because it takes several milliseconds of each start and schedules are rare
+
     try:
         return zoneinfo.ZoneInfo(name)
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):

@@ -11,13 +11,14 @@ from typing import Any
 from headrace.broker.commit.server_quota import ServerQuota
 from headrace.broker.commit.storage_usage import StorageUsage
 from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
-from headrace.storage import Store
+from headrace.jetstream_api.configs import StreamConfig
+from headrace.storage import Store, StreamLog
 
 
 class AccountQuota:
     """The quota of one account. `storage` is "memory" or "file". Implements `QuotaAccount` of the server's quota."""
 
-    __slots__ = ("_stored", "call_soon", "limits", "server_quota", "streams")
+    __slots__ = ("_reserved", "_stored", "call_soon", "limits", "server_quota", "streams")
 
     def __init__(
         self,
@@ -31,7 +32,8 @@ class AccountQuota:
         self.server_quota = server_quota
         self.streams = streams
         self.call_soon = call_soon
-        self._stored = StorageUsage(store, streams)
+        self._stored = StorageUsage(store)
+        self._reserved = {"memory": 0, "file": 0}
 
     def start(self) -> None:
         """Count this account's usage against the server's limits."""
@@ -71,22 +73,32 @@ class AccountQuota:
 
     def usage(self, storage: str) -> tuple[int, int]:
         """Return bytes in use and bytes reserved by `max_bytes`."""
-        streams = [s for s in self.streams.values() if s.config.storage == storage]
-        return sum(s.log.bytes for s in streams), sum(max(s.config.max_bytes, 0) for s in streams)
+        return self._stored.count(storage), self._reserved[storage]
 
     def usage_excluding(self, name: str) -> Usage:
         """Return the usage of the account's streams, except for the one with this name."""
-        others = [stream.config for stream in self.streams.values() if stream.name != name]
-        reserved = {
-            kind: sum(max(c.max_bytes, 0) for c in others if c.storage == kind) for kind in ("memory", "file")
-        }
+        reserved, stream = dict(self._reserved), self.streams.get(name)
+        if stream is not None:
+            reserved[stream.config.storage] -= max(stream.config.max_bytes, 0)
         return Usage(
-            streams=len(others), reserved_memory=reserved["memory"], reserved_storage=reserved["file"]
+            streams=len(self.streams) - (stream is not None),
+            reserved_memory=reserved["memory"],
+            reserved_storage=reserved["file"],
         )
 
-    def on_stream_added_or_removed(self) -> None:
-        """Count all streams again at the next use."""
-        self._stored.invalidate()
+    def add_stream(self, config: StreamConfig, log: StreamLog) -> None:
+        """Count a stream from now on."""
+        self._stored.add(config.storage, log)
+        self._reserved[config.storage] += max(config.max_bytes, 0)
+
+    def update_stream(self, old: StreamConfig, config: StreamConfig) -> None:
+        """Count the reservation of a new configuration; the kind of storage stays the same."""
+        self._reserved[config.storage] += max(config.max_bytes, 0) - max(old.max_bytes, 0)
+
+    def remove_stream(self, config: StreamConfig, log: StreamLog) -> None:
+        """Count a stream no longer."""
+        self._stored.remove(config.storage, log)
+        self._reserved[config.storage] -= max(config.max_bytes, 0)
 
     def schedule_server_check(self) -> None:
         """Check the server's limits at the end of the turn, after something was stored or removed."""

@@ -58,6 +58,12 @@ class DiskBackpressure:
         """Set the call that is made whenever the disk has caught up."""
         self._low_callback = call
 
+    def on_committed(self) -> None:
+        """Handle a durable frame, after the next one was closed: paused publishers need not wait for the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._check()
+
     def _check(self) -> None:
         """Resume publishers as soon as half of the bytes are written, and the open frame is small again."""
         self._timer = None

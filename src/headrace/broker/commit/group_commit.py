@@ -174,6 +174,15 @@ class GroupCommit:
         else:
             self._replies_in_flight.append((subject, reply, header, payload))
 
+    def publish_message(
+        self, log: StreamLog, seq: int, subject: bytes, header: bytes, payload: bytes
+    ) -> None:
+        """Publish a stored message: at once if it is committed, whatever else of its stream is not yet."""
+        if seq <= log.committed_seq:
+            self._publisher.publish(subject, b"", header, payload)
+        else:
+            self.publish_when_durable(log, subject, b"", header, payload)
+
     def publish_many_when_durable(self, log: StreamLog, messages: list[OutboundMsg]) -> None:
         """Like `publish_when_durable`, for many messages."""
         changed = log.changed_frame

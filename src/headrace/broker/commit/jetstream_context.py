@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from headrace._native import AccountClock
 from headrace.broker.commit.account_quota import AccountQuota
+from headrace.broker.commit.account_totals import AccountTotals
 from headrace.broker.commit.advisories import Advisories
 from headrace.broker.commit.disk_backpressure import DiskBackpressure
 from headrace.broker.commit.event_history import EventHistory
@@ -35,8 +36,7 @@ class JetStreamContext(Protocol):
     call_soon: Callable[[Callable[[], None]], object]
     #: Which replicator reads with a durable consumer (subject of the upstream API, name): one at a time.
     copiers: dict[tuple[bytes, str], Any]
-    #: How many streams and consumers have ended since the start.
-    ended: int
+    totals: AccountTotals
     server_name: str
     account: str
     domain: str

@@ -1,4 +1,4 @@
-"""Storage usage of an account's streams, updated as they change, so that a message does not cost a scan of all streams.
+"""Storage usage of an account's streams, updated as they change, so that nothing has to look at all streams.
 
 Owns the count. At the start of a frame it is exact: it takes in every log that changed since the last count. Within a
 frame the size of each message about to be stored is added to it, and it is counted again before anything is refused.
@@ -7,28 +7,30 @@ Must not know where limits come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from headrace.storage import MemoryFrames, Store
+from headrace.storage import MemoryFrames, Store, StreamLog
 
 
 class StorageUsage:
     """Bytes by kind of storage, for one account."""
 
-    __slots__ = ("_counted_frames", "_frames", "_log_bytes", "_reserved", "_streams", "_total")
+    __slots__ = ("_counted_frames", "_frames", "_log_bytes", "_reserved", "_total")
 
-    def __init__(self, store: Store, streams: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store) -> None:
         self._frames: dict[str, Store | MemoryFrames] = {"memory": store.memory_frames, "file": store}
-        self._streams = streams
         self._counted_frames = {"memory": -1, "file": -1}  # the open frame at the last count
-        self._log_bytes: dict[str, dict[Any, int]] = {"memory": {}, "file": {}}
+        self._log_bytes: dict[str, dict[object, int]] = {"memory": {}, "file": {}}
         self._total = {"memory": 0, "file": 0}
         self._reserved = {"memory": 0, "file": 0}
 
-    def invalidate(self) -> None:
-        """Count all streams at the next use, because one was added or removed."""
-        self._counted_frames = dict.fromkeys(self._counted_frames, -1)
+    def add(self, storage: str, log: StreamLog) -> None:
+        """Count a log from now on."""
+        self._log_bytes[storage][log] = log.bytes
+        self._total[storage] += log.bytes
+
+    def remove(self, storage: str, log: StreamLog) -> None:
+        """Count a log no longer, and refer to it no longer."""
+        self._count_changes(storage)
+        self._total[storage] -= self._log_bytes[storage].pop(log, 0)
 
     def reserve(self, storage: str, size: int, limit: int) -> bool:
         """Reserve `size` bytes; return whether usage stays within `limit`."""
@@ -42,20 +44,22 @@ class StorageUsage:
         self._reserved[storage] += size
         return True
 
+    def count(self, storage: str) -> int:
+        """Return the bytes in use now, without those that are reserved."""
+        self._count_changes(storage)
+        return self._total[storage]
+
     def _recount(self, storage: str) -> None:
-        frames, log_bytes = self._frames[storage], self._log_bytes[storage]
-        changed = frames.get_changed_logs(self._counted_frames[storage])
-        if changed is None:
-            self._recount_all(storage)
-        else:
-            for log in changed:
-                if log in log_bytes:
-                    self._total[storage] += log.bytes - log_bytes[log]
-                    log_bytes[log] = log.bytes
-        self._counted_frames[storage] = frames.frame_number
+        """Count at the start of a frame, or before something is refused; nothing is reserved any more."""
+        self._count_changes(storage)
+        self._counted_frames[storage] = self._frames[storage].frame_number
         self._reserved[storage] = 0
 
-    def _recount_all(self, storage: str) -> None:
-        logs = [stream.log for stream in self._streams.values() if stream.config.storage == storage]
-        self._log_bytes[storage] = {log: log.bytes for log in logs}
-        self._total[storage] = sum(self._log_bytes[storage].values())
+    def _count_changes(self, storage: str) -> None:
+        log_bytes, total = self._log_bytes[storage], self._total[storage]
+        for log in self._frames[storage].drain_changed_logs():
+            counted = log_bytes.get(log)
+            if counted is not None and log.bytes != counted:
+                total += log.bytes - counted
+                log_bytes[log] = log.bytes
+        self._total[storage] = total

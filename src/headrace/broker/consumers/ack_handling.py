@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace._native import split_ack_subject
+from headrace.broker.consumers.dead_letters import DeadLetterPublisher
 from headrace.code_probes import sometimes
 from headrace.jetstream_api import advisories as events
 from headrace.jetstream_api.field_types import INT64_MAX
 from headrace.jetstream_api.times import parse_duration
+from headrace.jetstream_api.validation.dead_letter_fields import TERM
 from headrace.protocol.json_exceptions import JSON_ERRORS
 
 if TYPE_CHECKING:
+    from headrace.broker.consumers.ack_state import AckState
     from headrace.broker.consumers.consumer_context import ConsumerContext
 
 PATTERN = b"$JS.ACK.>"
@@ -64,16 +67,26 @@ class AckDispatcher:
 class AckHandler:
     """Handles the acknowledgements of one consumer."""
 
-    __slots__ = ("_consumer", "_is_ack_all", "_sample_percent")
+    __slots__ = ("_consumer", "_is_ack_all", "_sample_percent", "dead_letters")
 
     def __init__(self, consumer: ConsumerContext) -> None:
         self._consumer = consumer
+        self.dead_letters = DeadLetterPublisher(consumer)
         self.configure()
 
     def configure(self) -> None:
         config = self._consumer.config
         self._is_ack_all = config.ack_policy == "all"
         self._sample_percent = int(config.sample_freq.removesuffix("%") or 0)
+        self.dead_letters.configure()
+
+    def on_reset(self) -> None:
+        """Forget what was said about messages before the consumer was reset."""
+        self.dead_letters.forget_terminated()
+
+    def close(self) -> None:
+        """Stop: the consumer is being deleted."""
+        self.dead_letters.configure()
 
     # Ack
 
@@ -83,29 +96,38 @@ class AckHandler:
         ack_state = consumer.ack_state
         if seq >= ack_state.next_seq and not consumer.config.flow_control:
             return
+        if (
+            ack_state.delivery_counts  # without redeliveries, only an ack that is not pending can be outdated
+            and ack_state.key_order is not None
+            and _is_outdated(ack_state, seq, count)
+        ):
+            return
         if self._sample_percent and seq in ack_state.pending:
             self._sample(seq, count, consumer_seq)
-        self._apply_ack(seq, consumer_seq)
-        if reply:
+        if self._apply_ack(seq, consumer_seq) and reply:
             consumer.reply_when_durable(reply)
 
-    def _apply_ack(self, seq: int, consumer_seq: int) -> None:
+    def _apply_ack(self, seq: int, consumer_seq: int) -> bool:
+        """Mark a message as acknowledged; return False for one that was passed over, and so never delivered."""
         consumer = self._consumer
         ack_state = consumer.ack_state
         if self._is_ack_all:
             # Only the stream sequence counts: a redelivery of an earlier message may have raised the consumer sequence
             # beyond this.
             self.ack_all(seq, max(consumer_seq, ack_state.get_ack_floor()[0]))
-            return
+            return True
         limit, pending = consumer.config.max_ack_pending, len(ack_state.pending)
         if ack_state.ack(seq):
             consumer.on_acked([seq], 0 < limit <= pending)
-            return
+            return True
+        if ack_state.key_order is not None and ack_state.key_order.is_passed(seq):
+            return False
         if consumer.removes_acked:  # past max_deliver, or skipped since its delivery: it is done all the same
             sometimes("ack of a message that is not pending")
             consumer.consumer_set.mark_acked([seq], recheck=True)
         if ack_state.dirty:
             consumer.persist_soon()
+        return True
 
     def ack_all(self, seq: int, consumer_seq: int) -> None:
         """Acknowledge everything up to a message.
@@ -135,7 +157,7 @@ class AckHandler:
         if payload.startswith(b"-NAK"):
             self._nak(seq, count, consumer_seq, payload[4:].strip())
         elif payload == b"+WPI":
-            self._extend_deadline(seq)
+            self._extend_deadline(seq, count)
         elif payload.startswith(b"+TERM") and not self._terminate(
             seq, count, consumer_seq, payload[5:].strip()
         ):
@@ -147,6 +169,8 @@ class AckHandler:
         """Redeliver, now or after a delay."""
         consumer = self._consumer
         ack_state = consumer.ack_state
+        if ack_state.key_order is not None and _is_outdated(ack_state, seq, count):
+            return
         if (
             seq not in ack_state.pending
             or not ack_state.get_ack_floor()[0] < consumer_seq <= ack_state.consumer_seq
@@ -168,9 +192,11 @@ class AckHandler:
             consumer.schedule_delivery()
         consumer.persist_soon()
 
-    def _extend_deadline(self, seq: int) -> None:
+    def _extend_deadline(self, seq: int, count: int) -> None:
         """Restart the ack wait of a message in progress."""
         consumer = self._consumer
+        if consumer.ack_state.key_order is not None and _is_outdated(consumer.ack_state, seq, count):
+            return
         wait_ns = consumer.get_ack_wait(consumer.ack_state.get_delivery_count(seq))
         if seq in consumer.ack_state.pending and wait_ns:
             consumer.last_active_ns = now_ns = consumer.now_ns()
@@ -182,7 +208,13 @@ class AckHandler:
         consumer = self._consumer
         if seq >= consumer.ack_state.next_seq and not consumer.config.flow_control:
             return False
-        self._apply_ack(seq, consumer_seq)
+        if consumer.ack_state.key_order is not None and _is_outdated(consumer.ack_state, seq, count):
+            return False
+        if self.dead_letters.wants(TERM) and seq in consumer.ack_state.pending:
+            if not self.dead_letters.publish(seq, TERM, count, reason):
+                return False
+        else:
+            self._apply_ack(seq, consumer_seq)
         sometimes("message terminated by the client")
         self.advise_terminated(seq, count, consumer_seq, reason.decode("utf-8", "replace"))
         return True
@@ -206,6 +238,22 @@ class AckHandler:
         delivered_ns = consumer.ack_state.get_delivered_ns(seq, consumer.get_ack_wait(count))
         ack_time_ns = consumer.now_ns() - delivered_ns
         consumer.send_advisory(events.make_ack_metric, consumer_seq, seq, ack_time_ns, count)
+
+
+def _is_outdated(ack_state: AckState, seq: int, count: int) -> bool:
+    """Return whether an acknowledgement is for an earlier delivery than the last one, with order per key.
+
+    Another worker has the message now, and the next one of the key must wait for that worker. A message that was passed
+    over was not delivered at all, at least not since a reset. For a message that is pending again after a reset, an
+    acknowledgement from before it counts: deliveries are counted from 1 again, as on nats-server.
+    """
+    if seq in ack_state.pending:
+        outdated = count < ack_state.get_delivery_count(seq)
+    else:
+        outdated = ack_state.key_order is not None and ack_state.key_order.is_passed(seq)
+    if outdated:
+        sometimes("outdated ack ignored")
+    return outdated
 
 
 def _parse_nak_delay(argument: bytes) -> int:

@@ -1,82 +1,31 @@
 """A consumer's ack state: what was delivered, what is pending, how often it was delivered, and the ack floor.
 
-Owns this state and the record of what changed in it since it was last persisted. Invariant: `pending` is in ascending
-order of stream sequence, because first deliveries only go forward and a redelivery keeps its place. An acknowledgement
-is a dictionary lookup; the floor is computed on demand. Knows no clock, no log, no receivers.
+Owns the operations on this state; `AckStateRecord` has its fields and stores them. Invariant: `pending` is in the order of
+first deliveries, and unless the consumer keeps order per key also in ascending order of stream sequence, because first
+deliveries only go forward and a redelivery keeps its place. An acknowledgement is a dictionary lookup; the floor is
+computed on demand. Knows no clock, no log, no receivers.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.broker.consumers import ack_state_codec as codec
-from headrace.broker.consumers.ack_deadlines import AckDeadlines, merge_runs, to_wall_time
-from headrace.broker.consumers.ack_state_codec import AckStateDelta
-from headrace.storage.sequence_arrays import NO_SEQS, Seqs
+from headrace.broker.consumers.ack_state_record import AckStateRecord
+from headrace.storage.sequence_arrays import Seqs
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.key_order import KeyOrder
 
 
-class AckState:
+class AckState(AckStateRecord):
     """The state of one consumer. `next_seq` is where the search for new messages starts.
 
     Messages after `skipped_seq` that are neither pending nor still to come were acknowledged; earlier ones perhaps not.
     """
 
-    __slots__ = (
-        "_floor_consumer",
-        "_floor_stale",
-        "_floor_stream",
-        "_redelivery_order",
-        "_unsaved_acks",
-        "_unsaved_counts",
-        "_unsaved_deadlines",
-        "_unsaved_deliveries",
-        "_unsaved_runs",
-        "ack_deadlines",
-        "consumer_seq",
-        "delivery_counts",
-        "dirty",
-        "last_ack_ns",
-        "last_delivery_ns",
-        "last_per_subject_queue",
-        "needs_snapshot",
-        "next_seq",
-        "pending",
-        "redelivery_queue",
-        "resume_seq",
-        "skipped_seq",
-        "stream_seq",
-    )
-
-    def __init__(self, next_seq: int) -> None:
-        self.ack_deadlines = AckDeadlines()
-        self.pending: dict[int, int] = {}
-        self.delivery_counts: dict[int, int] = {}
-        self.redelivery_queue: set[int] = set()
-        self._redelivery_order: deque[int] = deque()
-        self.reset_to(next_seq)
-
-    def reset_to(self, next_seq: int) -> None:
-        """Clear all state; the next message is the first at or after `next_seq`."""
-        self.next_seq = next_seq
-        self.consumer_seq = self._floor_consumer = 0
-        self.stream_seq = self._floor_stream = self.skipped_seq = next_seq - 1
-        self._floor_stale = False
-        self.last_delivery_ns = self.last_ack_ns = 0
-        self.last_per_subject_queue: Seqs = NO_SEQS
-        self.resume_seq = 0
-        self.pending.clear()
-        self.delivery_counts.clear()
-        self.redelivery_queue.clear()
-        self._redelivery_order.clear()
-        self.ack_deadlines.clear()
-        self._unsaved_acks: list[int] = []
-        self._unsaved_deliveries: list[tuple[Seqs, int]] = []
-        self._unsaved_runs: list[tuple[int, int, int]] = []
-        self._unsaved_counts: set[int] = set()
-        self._unsaved_deadlines: dict[int, int] = {}
-        self.needs_snapshot = self.dirty = True
+    __slots__ = ()
 
     # Deliveries
 
@@ -96,11 +45,32 @@ class AckState:
         if acked:
             self._floor_consumer, self._floor_stream = self.consumer_seq, last
             return
-        self.pending.update(zip(seqs.tolist(), range(consumer_seq, consumer_seq + count), strict=True))
+        delivered = seqs.tolist()
+        self.pending.update(zip(delivered, range(consumer_seq, consumer_seq + count), strict=True))
         self._unsaved_deliveries.append((seqs, consumer_seq))
+        if self.key_order is not None:
+            self.key_order.record(delivered)
         if wait_ns:
             self.ack_deadlines.add_run(now_ns + wait_ns, first, last)
             self._unsaved_runs.append((now_ns + wait_ns, first, last))
+
+    def record_late_deliveries(self, seqs: Seqs, now_ns: int, wait_ns: int) -> None:
+        """Record the first deliveries of messages that were passed over before."""
+        consumer_seq = self.consumer_seq + 1
+        self.consumer_seq += len(seqs)
+        self.stream_seq = max(self.stream_seq, int(seqs[-1]))
+        self.last_delivery_ns = now_ns
+        self.dirty = True
+        late = seqs.tolist()
+        self.pending.update(zip(late, range(consumer_seq, consumer_seq + len(late)), strict=True))
+        self._unsaved_deliveries.append((seqs, consumer_seq))
+        for seq in late if wait_ns else ():  # of their own: their sequences lie within earlier runs
+            self.set_deadline(seq, now_ns + wait_ns)
+
+    def move_past(self, seq: int) -> None:
+        """Move the position past a message that was passed over."""
+        self.next_seq = max(self.next_seq, seq + 1)
+        self.dirty = True
 
     def _advance_last_per_subject(self, count: int) -> None:
         self.last_per_subject_queue = self.last_per_subject_queue[count:]
@@ -119,10 +89,6 @@ class AckState:
         """Record that a message is not pending although nobody acknowledged it."""
         self.skipped_seq = max(self.skipped_seq, seq)
         self.dirty = True
-
-    def compute_passed_seq(self) -> int:
-        """Return up to where messages may have been skipped, whatever the filters were."""
-        return max(self.next_seq - 1, self.resume_seq if len(self.last_per_subject_queue) else 0)
 
     def record_redelivery(self, seq: int, now_ns: int, wait_ns: int) -> None:
         """Record that a pending message was delivered again; its count has already been raised."""
@@ -155,9 +121,15 @@ class AckState:
         """Return the latest deadline of a pending message; 0 if there is none."""
         return self.ack_deadlines.last_deadline() if self.pending else 0
 
-    def pop_due(self, now_ns: int) -> list[int]:
-        """Return pending messages that were not acknowledged in time, and forget their deadlines."""
-        return self.ack_deadlines.pop_due(now_ns, self.pending)
+    def pop_due(self, now_ns: int, limit: int) -> list[int]:
+        """Return up to `limit` pending messages that were not acknowledged in time, and forget their deadlines."""
+        return self.ack_deadlines.pop_due(now_ns, self.pending, limit)
+
+    def expire_all(self, now_ns: int) -> None:
+        """Make all pending messages due now."""
+        self.ack_deadlines.expire_all(now_ns, self.pending)
+        self._unsaved_deadlines.clear()
+        self.needs_snapshot = self.dirty = True
 
     def get_delivery_count(self, seq: int) -> int:
         """Return how often a message was delivered, at least once."""
@@ -212,9 +184,14 @@ class AckState:
             self.dirty = True
         if self.redelivery_queue:
             self.redelivery_queue.discard(seq)
+        if self.ack_deadlines.individual:
+            self.ack_deadlines.remove(seq)
         if self.pending.pop(seq, 0):
             self._unsaved_acks.append(seq)
             self._floor_stale = self.dirty = True
+            key_order = self.key_order
+            if key_order is not None and key_order.release_key(seq):
+                key_order.on_ready()
             return True
         return False
 
@@ -230,6 +207,8 @@ class AckState:
 
     def _pending_through(self, seq: int) -> list[int]:
         pending, floor = self.pending, self._floor_stream
+        if self.key_order is not None:
+            return sorted(each for each in pending if each <= seq)
         if seq - floor < len(pending):
             return [each for each in range(floor + 1, seq + 1) if each in pending]
         removed = []
@@ -243,7 +222,11 @@ class AckState:
         """Give up a message: it is no longer pending, but its count is kept until it leaves the stream."""
         if self.pending.pop(seq, 0):
             self._unsaved_acks.append(seq)
+        if self.key_order is not None:
+            self._floor_stale = True
+            self.key_order.release(seq)
         self.redelivery_queue.discard(seq)
+        self.ack_deadlines.remove(seq)
         self.set_delivery_count(seq, deliveries)
 
     def remove(self, seq: int) -> bool:
@@ -276,6 +259,8 @@ class AckState:
 
     def compute_ack_floor(self) -> tuple[int, int]:
         """Compute the ack floor from what is pending; messages that were given up count as done."""
+        if self.key_order is not None:
+            return self._compute_keyed_floor(self.key_order)
         for seq, consumer_seq in self.pending.items():
             self.ack_deadlines.prune(seq)
             if consumer_seq > self._floor_consumer + 1:
@@ -283,118 +268,24 @@ class AckState:
             return self._floor_consumer, self._floor_stream
         return self.consumer_seq, max(self.stream_seq, self._floor_stream)
 
-    # Persistence
+    def _compute_keyed_floor(self, key_order: KeyOrder) -> tuple[int, int]:
+        """Compute the floor below pending and passed-over messages; the oldest delivery comes first in `pending`."""
+        lowest = key_order.find_lowest(self.pending)
+        consumer_seq = next(iter(self.pending.values()), self.consumer_seq + 1) - 1
+        stream_seq = lowest - 1 if lowest else self.stream_seq
+        if lowest:
+            self.ack_deadlines.prune(lowest)
+        return max(consumer_seq, self._floor_consumer), max(stream_seq, self._floor_stream)
 
-    def encode_delta(self, clock_offset_ns: int = 0) -> bytes:
-        """Encode what changed since the last call.
+    def drop_key_order(self) -> None:
+        """Stop to keep order per key, when nothing that was passed over is left.
 
-        Deadlines are stored as wall-clock times, which are `clock_offset_ns` lower: only the wall clock outlives the
-        process.
+        Plain delivery needs both sequences of pending messages in ascending order. So a message gets the lowest consumer
+        sequence of itself and those after it: the ack floor stays below all of them.
         """
-        added, consumer = self._collect_unsaved_deliveries()
-        removed = np.array(sorted(set(self._unsaved_acks)), dtype=np.uint64)
-        if len(removed) and len(added):
-            # Messages added and removed since the last delta stay in `removed`: a checkpoint may contain them as
-            # pending.
-            still_pending = ~np.isin(added, removed, assume_unique=True)
-            added, consumer = added[still_pending], consumer[still_pending]
-        delta = self._make_delta(removed, added, consumer)
-        if self.needs_snapshot and self.resume_seq:
-            delta.last_per_subject_queue = codec.pack_set(self.last_per_subject_queue)
-            delta.resume_seq = self.resume_seq
-        delta.delivery_counts = [
-            (seq, self.delivery_counts.get(seq, 0)) for seq in sorted(self._unsaved_counts)
-        ]
-        delta.deadline_runs = to_wall_time(merge_runs(self._unsaved_runs), clock_offset_ns)
-        delta.individual_deadlines = [
-            (seq, due_ns - clock_offset_ns)
-            for seq, due_ns in self._unsaved_deadlines.items()
-            if seq in self.pending
-        ]
-        delta.is_snapshot = self.needs_snapshot
-        self._clear_unsaved()
-        return codec.encode_delta(delta)
-
-    def encode_snapshot(self, clock_offset_ns: int = 0) -> bytes:
-        """Encode the whole state; `clock_offset_ns` as for `encode_delta`."""
-        count = len(self.pending)
-        stream = np.fromiter(self.pending, dtype=np.uint64, count=count)
-        consumer = np.fromiter(self.pending.values(), dtype=np.uint64, count=count)
-        delta = self._make_delta(NO_SEQS, stream, consumer)
-        delta.last_per_subject_queue = codec.pack_set(self.last_per_subject_queue)
-        delta.resume_seq = self.resume_seq
-        delta.delivery_counts = sorted(self.delivery_counts.items())
-        individual = self.ack_deadlines.individual
-        delta.deadline_runs = to_wall_time(self.ack_deadlines.list_runs(), clock_offset_ns)
-        delta.individual_deadlines = [
-            (seq, due_ns - clock_offset_ns) for seq, due_ns in individual.items() if seq in self.pending
-        ]
-        delta.is_snapshot = True
-        return codec.encode_delta(delta)
-
-    def _make_delta(self, removed: Seqs, added: Seqs, consumer: Seqs) -> AckStateDelta:
-        packed, offset, packed_consumer = codec.pack_pairs(added, consumer)
-        return AckStateDelta(
-            self.consumer_seq,
-            self.stream_seq,
-            self.next_seq,
-            *self.get_ack_floor(),
-            removed=codec.pack_set(removed),
-            added=packed,
-            added_offset=offset,
-            added_consumer=packed_consumer,
-            skipped_seq=self.skipped_seq,
-        )
-
-    def _collect_unsaved_deliveries(self) -> tuple[Seqs, Seqs]:
-        if not self._unsaved_deliveries:
-            return NO_SEQS, NO_SEQS
-        stream = np.concatenate([seqs for seqs, _ in self._unsaved_deliveries])
-        spans = [
-            np.arange(consumer_seq, consumer_seq + len(seqs), dtype=np.uint64)
-            for seqs, consumer_seq in self._unsaved_deliveries
-        ]
-        return stream, np.concatenate(spans)
-
-    def _clear_unsaved(self) -> None:
-        self._unsaved_acks, self._unsaved_deliveries, self._unsaved_runs = [], [], []
-        self._unsaved_counts, self._unsaved_deadlines = set(), {}
-        self.needs_snapshot = self.dirty = False
-
-    def discard_changes(self) -> None:
-        """Drop the record of changes: this consumer lives in memory only."""
-        self._clear_unsaved()
-
-    # Recovery
-
-    def apply_delta(self, data: bytes) -> None:
-        """Apply a stored delta or snapshot during recovery."""
-        delta = codec.decode_delta(data)
-        if delta.is_snapshot:
-            self.reset_to(delta.next_seq)
-            self.last_per_subject_queue = codec.unpack_set(delta.last_per_subject_queue)
-            self.resume_seq = delta.resume_seq
-        for seq in codec.unpack_set(delta.removed).tolist():
-            self.pending.pop(seq, None)
-            self.ack_deadlines.remove(seq)
-        self.pending.update(codec.unpack_pairs(delta.added, delta.added_offset, delta.added_consumer))
-        for seq, deliveries in delta.delivery_counts:
-            self.delivery_counts[seq] = deliveries
-            if not deliveries:
-                del self.delivery_counts[seq]
-        for run in delta.deadline_runs:
-            self.ack_deadlines.add_run(*run)
-        for seq, deadline in delta.individual_deadlines:
-            self.ack_deadlines.set_individual(seq, deadline)
-        self.consumer_seq, self.stream_seq = delta.consumer_seq, delta.stream_seq
-        self.next_seq = delta.next_seq
-        self._floor_consumer, self._floor_stream = delta.floor_consumer, delta.floor_stream
-        self.skipped_seq = delta.skipped_seq if delta.skipped_seq >= 0 else self.compute_passed_seq()
-        self._floor_stale = False
-        if len(self.last_per_subject_queue):
-            self.last_per_subject_queue = (
-                self.last_per_subject_queue[self.last_per_subject_queue > self.stream_seq]
-                if self.consumer_seq
-                else self.last_per_subject_queue
-            )
-        self._clear_unsaved()
+        self.key_order = None
+        lowest = self.consumer_seq
+        ordered = sorted(self.pending.items(), reverse=True)
+        self.pending.clear()
+        self.pending.update(reversed([(seq, lowest := min(lowest, number)) for seq, number in ordered]))
+        self.needs_snapshot = self.dirty = self._floor_stale = True

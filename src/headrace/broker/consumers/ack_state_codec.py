@@ -7,6 +7,7 @@ and no store. See ADR 20.
 from __future__ import annotations
 
 import zlib
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,6 +42,9 @@ class AckStateDelta(msgspec.Struct, array_like=True):
     resume_seq: int = 0  # the last sequence when they were collected; delivery resumes after it
     is_snapshot: bool = False
     skipped_seq: int = -1  # see `AckState`; -1 in deltas of earlier versions and restored ones: not known
+    passed_keys: list[
+        tuple[bytes, int]
+    ] = []  # blocked keys, each with its first passed-over sequence (0: remove)
 
 
 def pack_set(seqs: Seqs) -> bytes:
@@ -98,6 +102,17 @@ def unpack_pairs(added: bytes, offset: int, consumer: bytes) -> list[tuple[int, 
     if consumer:
         return list(zip(stream, unpack_set(consumer).tolist(), strict=True))
     return [(seq, seq + offset) for seq in stream]
+
+
+class PackedSet(NamedTuple):
+    """Sequences that were packed off the event loop, because there are many."""
+
+    seqs: Seqs
+    packed: bytes
+
+    def pack(self, seqs: Seqs) -> bytes:
+        """Pack sequences; it costs nothing as long as they are the same array."""
+        return self.packed if seqs is self.seqs else pack_set(seqs)
 
 
 _decoder = msgspec.msgpack.Decoder(AckStateDelta)

@@ -7,9 +7,6 @@ from typing import Any, NamedTuple
 
 from headrace._native import Route
 
-#: A client with more output than this is congested: delivery to it waits.
-CONGESTED_BYTES = 2 * 1024 * 1024
-
 
 class FanoutTargets(NamedTuple):
     """Targets that take turns, and limits of the run; see `_native.encode_deliveries`."""
@@ -44,6 +41,6 @@ def first_congested_target(subs: list[Any]) -> Any:
 def first_congested(clients: Iterable[Any]) -> Any:
     """Return the first congested client; None if there is none."""
     for client in clients:
-        if client.blocked or len(client.buffer) + client.chunk_bytes > CONGESTED_BYTES:
+        if client.blocked or len(client.buffer) + client.chunk_bytes > client.output_limit:
             return client
     return None

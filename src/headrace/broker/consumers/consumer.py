@@ -1,8 +1,7 @@
 """A consumer: a position in a stream, its receivers, and the rules of delivery between the two.
 
-Owns the lifecycle of one consumer - its subscriptions, its timer, its metadata in the journal - and combines the parts that
-do the work: `AckState` (position), `DeliveryLoop` (delivery), `PullQueue` or `PushDelivery` (receivers), `AckHandler`
-(acknowledgements). Invariant: one timer, set to the earliest time at which any part has something to do.
+Owns the lifecycle of one consumer (subscriptions, timer, metadata in the journal) and combines `AckState` (position),
+`DeliveryLoop`, `PullQueue` or `PushDelivery` (receivers) and `AckHandler`. Invariant: one timer, set to when a part is due.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from headrace.broker.consumers.consumer_timer import ConsumerTimer
 from headrace.broker.consumers.delivery_loop import DeliveryLoop
 from headrace.broker.consumers.delivery_mode import DeliveryMode
 from headrace.broker.consumers.delivery_rate import RateLimiter
+from headrace.broker.consumers.key_order_setup import apply_key_order, close_key_order, drop_key_order
 from headrace.broker.consumers.num_pending import PendingCounter
 from headrace.broker.consumers.pull_queue import PullQueue
 from headrace.broker.consumers.push_delivery import PushDelivery
@@ -32,6 +32,7 @@ from headrace.jetstream_api.configs import ConsumerConfig
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer_context import ConsumerStream
+    from headrace.storage.metadata_store import PreparedDelete
 
 _UNLIMITED = 1 << 40
 
@@ -129,6 +130,7 @@ class Consumer:
         self.filters = tuple(pattern.encode() for pattern in config.get_filters())
         self.filter = self.log.get_filter(self.filters) if self.filters else None
         self.pending_counter.set_filter(self.filter)
+        apply_key_order(self)
         self.paused_until_ns = times.parse_time_ns(config.pause_until) if config.pause_until else 0
 
     def configure(self, config: ConsumerConfig) -> None:
@@ -156,7 +158,7 @@ class Consumer:
             consumer_set.persist_with_frame(self)
             consumer_set.on_interest_reduced(self, old_filter)
         if moved:
-            self.redelivery.redeliver(list(self.ack_state.pending))
+            self.redelivery.redeliver_all()
         self.persist_config()
         self.schedule_delivery()
 
@@ -183,17 +185,23 @@ class Consumer:
     def close(self) -> None:
         """Stop: the consumer or its stream is being deleted."""
         self.closed = True
+        self.ack_handler.close()
         for key in self._subjects.ack_keys:
             self._ack_dispatcher.unregister(key)
             self.router.withdraw(b"$JS.ACK.%s.>" % key)
         self.router.unsubscribe_internal(self._subjects.next_subject, self)
         self.delivery_mode.close()
         self._timer.cancel()
+        close_key_order(self.ack_state)
 
     def delete_stored(self) -> None:
         """Delete configuration and ack state from the store."""
         if self.persistent:
             self._storage.delete()
+
+    def prepare_delete_stored(self) -> list[PreparedDelete]:
+        """Return what deletes configuration and ack state from the store."""
+        return self._storage.prepare_delete() if self.persistent else []
 
     def recover(self) -> None:
         """After a restart, drop pending messages that left the stream, and remove messages that were acknowledged."""
@@ -245,6 +253,12 @@ class Consumer:
         """Deliver as much as possible now."""
         if self.closed:
             return
+        key_order = self.ack_state.key_order
+        if key_order is not None and key_order.continue_changes():
+            if self.ack_state.dirty:
+                self.persist_soon()
+            self.schedule_delivery()
+            return
         now_ns = self.now_ns()
         if self.is_paused():
             self.stop_reason = StopReason.NO_DEMAND
@@ -267,6 +281,8 @@ class Consumer:
             consumer_set.stop_waiting(self)
         if stop_reason is StopReason.BUDGET_USED:
             self.schedule_delivery()
+        if self.ack_state.key_order is not None:
+            drop_key_order(self)
         self.delivery_mode.after_delivery()
         if self.ack_state.dirty:
             self.persist_soon()
@@ -325,8 +341,11 @@ class Consumer:
         first = self.log.first_seq
         if self.ack_state.next_seq < first or self.ack_state.get_ack_floor()[1] < first - 1:
             sometimes("purge moves a consumer forward")
+            was_full = self.at_max_ack_pending()
             self.ack_state.advance_to(first)
             self.persist_soon()
+            if was_full:
+                self.schedule_delivery()
 
     # Time
 
@@ -352,10 +371,13 @@ class Consumer:
 
     def persist_soon(self) -> None:
         """Persist the ack state within 100 ms; no reply waits for it."""
-        if self.persistent:
-            self._flusher.persist_soon(self)
-        else:
+        key_order = self.ack_state.key_order
+        if not self.persistent:
             self.ack_state.discard_changes()
+        elif key_order is not None and key_order.has_many_changes():
+            self._flusher.persist_now(self)
+        else:
+            self._flusher.persist_soon(self)
 
     def persist_state(self) -> None:
         """Put changes of the ack state into the open frame."""

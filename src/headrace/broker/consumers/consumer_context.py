@@ -6,7 +6,7 @@ none of them depends on the modules that put all of them together. See ADR 18.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from headrace._native import AccountClock
@@ -45,6 +45,10 @@ class ConsumerJetStream(JetStreamContext, Protocol):
     flow_bytes: int
 
     @property
+    def streams(self) -> Mapping[str, Any]:
+        """Return the streams by name."""
+
+    @property
     def ack_dispatcher(self) -> AckDispatcherContext:
         """Return what finds the consumer of an acknowledgement."""
 
@@ -63,6 +67,9 @@ class ConsumerSetContext(Protocol):
 
     def track_pending(self, consumer: Any) -> None:
         """Note that a consumer has pending messages."""
+
+    def on_key_order_changed(self, consumer: Any) -> None:
+        """Note whether a consumer keeps order per key."""
 
     def wait_for_messages(self, consumer: Any) -> None:
         """Deliver again when matching messages are committed."""
@@ -125,6 +132,9 @@ class AckContext(Protocol):
         self, seq: int, count: int, consumer_seq: int, reply: bytes, payload: bytes
     ) -> None:
         """Apply any other acknowledgement."""
+
+    def on_reset(self) -> None:
+        """Forget what was said about messages before the consumer was reset."""
 
 
 class LoopContext(Protocol):

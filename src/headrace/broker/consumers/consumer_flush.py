@@ -33,6 +33,11 @@ class ConsumerFlusher:
             self._timers.after(FLUSH_INTERVAL_NS, self.flush)
         self._dirty[consumer] = None
 
+    def persist_now(self, consumer: Persistable) -> None:
+        """Put changes of one consumer, which are so many that a flush would take long, into the open frame."""
+        self._group_commit.schedule()
+        consumer.persist_state()
+
     def flush(self) -> None:
         """Put all changes into the open frame."""
         dirty, self._dirty = self._dirty, {}

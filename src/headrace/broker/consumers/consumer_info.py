@@ -63,4 +63,5 @@ def _make_state(consumer: ConsumerContext) -> responses.ConsumerInfoState:
         push_bound=delivery_mode.is_bound,
         pause_remaining_ns=consumer.pause_remaining_ns(),
         groups=groups,
+        num_blocked_subjects=ack_state.key_order.blocked if ack_state.key_order is not None else None,
     )

@@ -24,6 +24,7 @@ from headrace.storage import Filter
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer_context import ConsumerStream
+    from headrace.storage.metadata_store import PreparedDelete
 
 #: Up to this many waiting consumers with filters, it is cheaper to try each than to look at the new subjects.
 FEW_WAITING = 8
@@ -36,14 +37,17 @@ class ConsumerSet:
     """The consumers of one stream; `stream.consumers` are those that clients see, `internal` ones only serve copies."""
 
     __slots__ = (
-        "_closed",
+        "_deletes",
         "_dirty",
         "_filter_index",
         "_interest_sweep",
         "_jetstream",
+        "_keyed",
         "_last_committed_seq",
         "_log",
+        "_metadata",
         "_stream",
+        "_totals",
         "_visible",
         "_waiting_filtered",
         "_waiting_unfiltered",
@@ -57,16 +61,19 @@ class ConsumerSet:
         self._log = stream.log
         jetstream = self._jetstream = stream.jetstream
         self._visible = stream.consumers
+        self._totals = jetstream.totals
         self.internal: dict[str, Consumer] = {}
         self.suppress_advisories = False
         self._filter_index = FilterIndex()
         self._waiting_filtered: dict[Consumer, None] = {}
         self._waiting_unfiltered: dict[Consumer, None] = {}
         self._with_pending: dict[Consumer, None] = {}
-        self._closed: list[Consumer] = []
+        self._keyed: dict[Consumer, None] = {}  # those that keep order per key
+        self._deletes: list[PreparedDelete] = []  # of what is stored of closed consumers
         self._dirty: dict[Consumer, None] = {}
         self._last_committed_seq = self._log.committed_seq
-        self._interest_sweep = InterestSweep(stream, self, self._filter_index, jetstream.store.metadata)
+        self._metadata = jetstream.store.metadata
+        self._interest_sweep = InterestSweep(stream, self, self._filter_index, self._metadata)
 
     def __iter__(self) -> Iterator[Consumer]:
         yield from self._visible.values()
@@ -77,8 +84,11 @@ class ConsumerSet:
         return self._visible.get(name) or self.internal.get(name)
 
     def add(self, consumer: Consumer) -> None:
-        by_name = self.internal if consumer.config.direct else self._visible
-        by_name[consumer.name] = consumer
+        if consumer.config.direct:
+            self.internal[consumer.name] = consumer
+        else:
+            self._totals.consumers += consumer.name not in self._visible
+            self._visible[consumer.name] = consumer
         self.track_pending(consumer)
         self._filter_index.add(consumer, consumer.filters, consumer.filter)
 
@@ -107,7 +117,7 @@ class ConsumerSet:
         """Stop all consumers, some at a time: their stream is being deleted."""
         for number, consumer in enumerate(list(self), 1):
             if not consumer.closed:  # otherwise its timer has deleted it since the last slice
-                self._closed.append(consumer)
+                self._deletes += consumer.prepare_delete_stored()
                 consumer.send_advisory(events.make_consumer_action, "delete")
                 consumer.close()
                 self._remove(consumer)
@@ -116,9 +126,8 @@ class ConsumerSet:
 
     def delete_stored(self) -> None:
         """Delete what is stored of the consumers that `iter_close` stopped, all in one frame."""
-        for consumer in self._closed:
-            consumer.delete_stored()
-        self._closed = []
+        self._metadata.delete_prepared(self._deletes)
+        self._deletes = []
 
     def recover(self) -> None:
         """Load the stored consumers; they open with the stream."""
@@ -139,13 +148,15 @@ class ConsumerSet:
         self._interest_sweep.resume()
 
     def _remove(self, consumer: Consumer) -> None:
-        self._visible.pop(consumer.name, None)
+        if self._visible.pop(consumer.name, None) is not None:
+            self._totals.consumers -= 1
         self.internal.pop(consumer.name, None)
         self.stop_waiting(consumer)
         self._filter_index.remove(consumer, consumer.filters)
         self._dirty.pop(consumer, None)
         self._with_pending.pop(consumer, None)
-        self._jetstream.ended += 1
+        self._keyed.pop(consumer, None)
+        self._totals.ended += 1
 
     def on_filters_changed(self, consumer: Consumer, old_filters: Sequence[bytes]) -> None:
         """Update the index after a consumer changed its filters."""
@@ -243,6 +254,41 @@ class ConsumerSet:
                 consumer.redelivery.on_messages_removed(seqs, suppress_advisories=self.suppress_advisories)
             else:
                 del self._with_pending[consumer]
+
+    def before_removal(self, seqs: np.ndarray | Sequence[int]) -> None:
+        """Notify consumers that keep order per key of messages that are about to leave the stream."""
+        for consumer in self._keyed:
+            key_order = consumer.ack_state.key_order
+            if key_order is not None:
+                key_order.before_removal(seqs)
+
+    def before_trim(self, seq: int) -> None:
+        """Notify them that all messages before `seq` are about to leave the stream."""
+        for consumer in self._keyed:
+            key_order = consumer.ack_state.key_order
+            if key_order is not None:
+                key_order.before_trim(seq)
+
+    def on_trimmed(self, seq: int) -> None:
+        """Notify consumers that all messages before `seq` left the stream."""
+        for consumer in list(self._with_pending):
+            ack_state = consumer.ack_state
+            tracked = {*ack_state.pending, *ack_state.delivery_counts}
+            consumer.redelivery.on_messages_removed(
+                sorted(each for each in tracked if each < seq), suppress_advisories=self.suppress_advisories
+            )
+
+    def on_key_order_changed(self, consumer: Consumer) -> None:
+        """Update the list of consumers that keep order per key."""
+        if consumer.ack_state.key_order is None:
+            self._keyed.pop(consumer, None)
+        else:
+            self._keyed[consumer] = None
+
+    @property
+    def has_keyed(self) -> bool:
+        """Whether a consumer keeps order per key."""
+        return bool(self._keyed)
 
     def track_pending(self, consumer: Consumer) -> None:
         """Notify this consumer when messages leave the stream, because it has some pending."""

@@ -13,9 +13,13 @@ from headrace.broker.timers import Timers
 from headrace.errors import UnknownFeature
 from headrace.jetstream_api.configs import ConsumerConfig
 from headrace.storage import MetadataStore
+from headrace.storage.metadata_store import PreparedDelete
 
 CONFIG_KEY = b"consumer/"
 ACK_STATE_KEY = b"progress/"
+
+#: Fields that are stored only if they are set, so that earlier versions can open a store that does not use them.
+_UNSET_FIELDS = ("max_ack_pending_per_subject", "key_tokens", "dead_letter")
 
 Settings = TypeVar("Settings")
 
@@ -69,17 +73,25 @@ class ConsumerStorage:
 
     def put_config(self, created_ns: int, config: ConsumerConfig) -> None:
         """Store the configuration."""
-        record = ConsumerRecord(created_ns, config, self._name)
+        record = msgspec.to_builtins(ConsumerRecord(created_ns, config, self._name))
+        for field in _UNSET_FIELDS:
+            if not record["config"][field]:
+                del record["config"][field]
         self._metadata.put(self._config_key, msgspec.json.encode(record))
 
     def put_ack_state(self, ack_state: AckState) -> None:
         """Store what changed in the ack state, or all of it if a delta cannot say it."""
         clock_offset_ns = self._timers.clock_offset_ns
-        if ack_state.needs_snapshot:
+        key_order = ack_state.key_order
+        if ack_state.needs_snapshot or (key_order is not None and key_order.needs_snapshot):
             self._metadata.put(self._ack_state_key, ack_state.encode_snapshot(clock_offset_ns))
             ack_state.discard_changes()
         else:
             self._metadata.merge(self._ack_state_key, ack_state.encode_delta(clock_offset_ns))
+
+    def prepare_delete(self) -> list[PreparedDelete]:
+        """Return what deletes both, together with what is stored of other consumers."""
+        return [self._metadata.prepare_delete(key) for key in (self._config_key, self._ack_state_key)]
 
     def delete(self) -> None:
         """Delete both: the consumer is gone."""

@@ -37,8 +37,14 @@ class PendingCounter:
 
     def count_all(self) -> int:
         """Count all undelivered messages in the log."""
+        key_order = self._ack_state.key_order
+        return self._count_after_position() + (key_order.passed if key_order is not None else 0)
+
+    def _count_after_position(self) -> int:
+        """Count those that the consumer did not pass over."""
         ack_state, log = self._ack_state, self._log
         if len(ack_state.last_per_subject_queue):
+            self._removed_count = -1  # `on_delivered` subtracts from a total that does not count these
             return self._count_live_queue() + self._count_from(ack_state.resume_seq + 1)
         last = log.last_seq
         # An append moves both by one; every removal and every gap changes the difference.

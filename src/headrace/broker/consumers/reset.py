@@ -37,6 +37,7 @@ def reset(consumer: ConsumerContext, seq: int | None) -> int:
     skipped_seq = _find_skipped_seq(ack_state, target)
     skips = target > ack_state.compute_ack_floor()[1] + 1
     ack_state.reset_to(target)
+    consumer.ack_handler.on_reset()
     ack_state.skipped_seq = skipped_seq
     # `reset_to` clears the queue of last messages per subject. Without the rest of it, every message from `target` on
     # would be delivered, also those that were never last.

@@ -39,6 +39,8 @@ def find_needed(ack_state: AckState, seqs: Seqs) -> npt.NDArray[np.bool_]:
     mask = seqs >= np.uint64(ack_state.resume_seq + 1 if len(queue) else ack_state.next_seq)
     if len(queue):
         mask |= queue[np.minimum(queue.searchsorted(seqs), len(queue) - 1)] == seqs
+    if ack_state.key_order is not None:
+        mask |= ack_state.key_order.find_passed(seqs)
     if pending or delivery_counts:
         for index in np.flatnonzero(~mask).tolist():
             seq = int(seqs[index])

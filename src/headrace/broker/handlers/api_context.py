@@ -15,20 +15,23 @@ from headrace.broker.handlers.lease_registry import LeaseRegistry
 from headrace.broker.operation_runner import OffloopRunner, OperationRunner
 from headrace.broker.stream import Stream
 from headrace.jetstream_api.configs import StreamConfig
+from headrace.jetstream_api.validation.stream_configs import StreamConfigs
 from headrace.storage import StreamLog
 
 
 class RegistryContext(Protocol):
     """The streams of one account, seen from the handlers of its API."""
 
-    def configs(self) -> dict[str, StreamConfig]:
+    @property
+    def configs(self) -> StreamConfigs:
         """Return the configurations of all streams by name."""
 
     def get_stream(self, name: str) -> Stream:
         """Return the stream with that name, or raise the API's error."""
 
-    def sorted_streams(self, subject: str = "") -> list[Stream]:
-        """Return streams in order of their names."""
+    @property
+    def sorted_names(self) -> list[str]:
+        """Return the names of all streams in order."""
 
     def iter_create_stream(self, config: StreamConfig) -> Generator[None, None, Stream]:
         """Create a stream from a validated configuration, in slices."""

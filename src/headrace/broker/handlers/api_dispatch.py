@@ -109,17 +109,17 @@ class ApiDispatcher:
         "_in_progress",
         "_jetstream",
         "_received",
-        "_stopped",
         "_waiting_bytes",
         "_waiting_changes",
         "_waiting_reads",
+        "is_stopped",
     )
 
     def __init__(self, jetstream: ApiContext, endpoints: dict[tuple[str, ...], ApiEndpoint]) -> None:
         self._jetstream = jetstream
         self._endpoints = endpoints
         self._in_progress: RequestInProgress | None = None
-        self._stopped = False
+        self.is_stopped = False
         self._received = 0
         self._handled_this_turn = 0
         self._waiting_changes: deque[RequestInProgress] = deque()
@@ -150,7 +150,7 @@ class ApiDispatcher:
 
     def stop(self) -> None:
         """Drop requests in progress: the server stops, and their clients get no response."""
-        self._stopped = True
+        self.is_stopped = True
         self._waiting_changes.clear()
         self._waiting_reads.clear()
         self._waiting_bytes = 0
@@ -204,7 +204,7 @@ class ApiDispatcher:
     def _step(self, received: RequestInProgress) -> None:
         """Run one step of a request; the next one follows after others had their turn."""
         jetstream, store = self._jetstream, self._jetstream.store
-        if self._stopped:
+        if self.is_stopped:
             return
         try:
             if store.poisoned is not None:

@@ -73,28 +73,46 @@ class BackupReader:
 
 
 def _encode_consumer(consumer: Consumer, last_seq: int) -> bytes:
-    """Encode configuration and state in nats-server's format, plus fields that only Headrace has."""
+    """Encode configuration and state in nats-server's format, plus a field `headrace` that only Headrace reads.
+
+    nats-server has no place for messages that were passed over: there, delivery starts again after the ack floor.
+    """
+    state = _make_state(consumer, last_seq)
+    own = _make_initial_queue(consumer)
+    key_order = consumer.ack_state.key_order
+    if key_order is not None and key_order.blocked:
+        own |= {key: state[key] for key in ("delivered", "pending", "redelivered")}
+        own["next"] = min(consumer.ack_state.next_seq, last_seq + 1)
+        own["passed"] = [(key, first) for key, first in key_order.list_all() if first <= last_seq]
+        state = {"delivered": state["ack_floor"], "ack_floor": state["ack_floor"]}
+    if own:
+        state["headrace"] = own
+    state = {key: value for key, value in state.items() if value}
+    return b'{"config":%b,"state":%b}' % (encode_config(consumer.config), msgspec.json.encode(state))
+
+
+def _make_state(consumer: Consumer, last_seq: int) -> dict[str, Any]:
+    """Return what was delivered, up to the last sequence of the backup."""
     progress, wait_ns = consumer.ack_state, consumer.config.ack_wait
     floor_consumer, floor_stream = progress.get_ack_floor()
-    state: dict[str, Any] = {
-        "delivered": {
-            "consumer_seq": progress.consumer_seq,
-            "stream_seq": min(progress.stream_seq, last_seq),
-        },
+    delivered_stream = min(progress.stream_seq, last_seq)
+    return {
+        "delivered": {"consumer_seq": progress.consumer_seq, "stream_seq": delivered_stream},
         "ack_floor": {"consumer_seq": floor_consumer, "stream_seq": min(floor_stream, last_seq)},
+        "pending": {
+            str(seq): {"Sequence": count, "Timestamp": max(progress.get_delivered_ns(seq, wait_ns), 0)}
+            for seq, count in progress.pending.items()
+            if seq <= last_seq
+        },
+        "redelivered": {
+            str(seq): count for seq, count in progress.delivery_counts.items() if seq <= last_seq
+        },
     }
-    pending = {
-        str(seq): {"Sequence": count, "Timestamp": max(progress.get_delivered_ns(seq, wait_ns), 0)}
-        for seq, count in progress.pending.items()
-        if seq <= last_seq
-    }
-    if pending:
-        state["pending"] = pending
-    if redelivered := {str(seq): count for seq, count in progress.delivery_counts.items() if seq <= last_seq}:
-        state["redelivered"] = redelivered
-    if progress.resume_seq:
-        state["headrace"] = {
-            "initial": progress.last_per_subject_queue.tolist(),
-            "resume": progress.resume_seq,
-        }
-    return b'{"config":%b,"state":%b}' % (encode_config(consumer.config), msgspec.json.encode(state))
+
+
+def _make_initial_queue(consumer: Consumer) -> dict[str, Any]:
+    """Return what is left of the initial last messages per subject."""
+    progress = consumer.ack_state
+    if not progress.resume_seq:
+        return {}
+    return {"initial": progress.last_per_subject_queue.tolist(), "resume": progress.resume_seq}

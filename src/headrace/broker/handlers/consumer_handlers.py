@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.consumers.consumer_info import make_consumer_info
+from headrace.broker.consumers.dead_letter_target import check_target
 from headrace.broker.consumers.deliver_policy import iter_initial_state
 from headrace.broker.consumers.reset import reset
 from headrace.broker.handlers.api_dispatch import (
@@ -84,11 +85,17 @@ def _create(jetstream: ApiContext, request: ApiRequest, **subject: str) -> ApiSt
         limits=jetstream.quota.limits,
         has_interest=lambda _deliver_subject: is_bound,
     )
-    config = (yield validate) if len(config.filter_subjects) > MANY_PATTERNS else validate()
+    # The filters of a work queue's consumers must not overlap: they are compared with all of them.
+    compared = len(others) if stream.config.retention == "workqueue" else 0
+    is_expensive = len(config.filter_subjects) + compared > MANY_PATTERNS
+    config = (yield validate) if is_expensive else validate()
     patterns = tuple(pattern.encode() for pattern in config.get_filters())
     # Held until the consumer uses it: making it takes long if there are many patterns or subjects.
     subject_filter = yield from stream.log.iter_filter(patterns)
     stream = jetstream.registry.get_stream(stream.name)
+    existing = others.get(config.durable_name or config.name)
+    if existing is None or existing.dead_letter != config.dead_letter:
+        check_target(jetstream, stream, config)
     consumer = yield from _create_or_update(stream, config, subject_filter)
     return responses.encode_consumer_created(make_consumer_info(consumer))
 

@@ -131,7 +131,11 @@ class DirectGet:
         if found is None:
             return self._send_status(reply, _NOT_FOUND)
         block, payload = encode_reply(*found, self._stream_header)
-        self._send(reply, b"" if request.no_hdr else block, payload)
+        block = b"" if request.no_hdr else block
+        if seq == request.seq and not request.next_by_subj:  # nothing else can change the reply
+            self._group_commit.publish_message(self._log, seq, reply, block, payload)
+        else:
+            self._send(reply, block, payload)
 
     def _batch(self, reply: bytes, request: MessageGetRequest) -> None:
         log = self._log

@@ -40,6 +40,8 @@ class LeaseRegistry:
         self._store = store
         self._timers = timers
         self._leases: dict[str, tuple[SnapshotLease, TimerHandle]] = {}
+        #: Pins of the whole store, for backups, and their tokens.
+        self.store_tokens: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._leases)

@@ -8,10 +8,14 @@ times out leaves nothing.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
+from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest, ApiSteps
 from headrace.broker.handlers.restore_writer import ENTRY_MAX, RestoreWriter
+from headrace.broker.handlers.stream_handlers import is_expensive_config, iter_validate
 from headrace.broker.streams.stream_info import make_stream_info
 from headrace.errors import HeadraceError, RequestError
 from headrace.jetstream_api import advisories as events
@@ -34,19 +38,21 @@ _BACKPRESSURE_RETRY_NS = 10_000_000
 _QUEUE_MAX = 64 * 1024 * 1024
 #: The maximum that all restores of an account buffer in memory: the largest possible entry, and what follows it.
 BUFFERED_MAX = 2 * _QUEUE_MAX
-_ENTRIES_PER_SLICE = 512
-_BYTES_PER_SLICE = 4 * 1024 * 1024
+_ENTRIES_PER_SLICE = 128
+_BYTES_PER_SLICE = 1024 * 1024
 CONCURRENT_MAX = 16
 
+ValidationSteps = Generator[Callable[[], Any] | None, Any, StreamConfig]
 
-def start_restore(jetstream: ApiContext, request: ApiRequest) -> bytes:
+
+def start_restore(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     """Handle STREAM.RESTORE: return the subject for the chunks."""
     if is_empty(request.body):
         raise ApiError.BAD_REQUEST()
     wanted = decode(RestoreRequest, request.body, strict=jetstream.reject_unknown_fields)
     name = request.names[0]
     wanted.config.name = wanted.config.name or name
-    config = validate_config(jetstream, wanted.config, name)
+    config = yield from _iter_validate(jetstream, wanted.config, name, None)
     if len(jetstream.restores) >= CONCURRENT_MAX:
         raise ApiError.STREAM_RESTORE(err="too many restores in progress")
     running = BackupRestore(jetstream, config, request.session)
@@ -59,15 +65,20 @@ ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
 }
 
 
-def validate_config(jetstream: ApiContext, config: StreamConfig, name: str) -> StreamConfig:
-    """Validate the configuration of a stream to restore; unlike a new one it may be sealed."""
-    existing, sealed, config = jetstream.registry.configs(), config.sealed, copy_config(config)
+def _iter_validate(
+    jetstream: ApiContext, config: StreamConfig, name: str, running: BackupRestore | None
+) -> ValidationSteps:
+    """Validate the configuration of a stream to restore, off the event loop if that takes long.
+
+    Unlike a new stream it may be sealed. `running` is the restore of this name that is in progress.
+    """
+    sealed, config = config.sealed, copy_config(config)
     config.sealed = False
-    if name in existing and config.name == name:
+    if name in jetstream.registry.configs and config.name == name:
         raise ApiError.STREAM_NAME_EXIST_RESTORE_FAILED()
-    usage = jetstream.quota.usage_excluding(name)
-    new_config = streams.validate_create(config, name, existing, limits=jetstream.quota.limits, usage=usage)
-    if name in jetstream.restores:
+    validate = partial(streams.validate_create, config, name, limits=jetstream.quota.limits)
+    new_config = yield from iter_validate(jetstream, name, validate, is_expensive_config(jetstream, config))
+    if jetstream.restores.get(name) is not running:
         raise ApiError.STREAM_NAME_EXIST_RESTORE_FAILED()
     new_config.sealed = sealed
     return new_config
@@ -199,8 +210,12 @@ class BackupRestore:
             self._scheduled = True
             self._timers.after(_BACKPRESSURE_RETRY_NS, self._run_slice)
             return
+        self._run_guarded(self._process_chunk)
+
+    def _run_guarded(self, work: Callable[[], None]) -> None:
+        """Do some work; an error fails the restore."""
         try:
-            self._process_chunk()
+            work()
         except HeadraceError as problem:
             self.fail(str(problem))
         except (
@@ -239,11 +254,31 @@ class BackupRestore:
         return False
 
     def _finish(self, reply: bytes) -> None:
-        name = self._config.name
         self._writer.check_complete()
         # Its subjects may have been taken by others meanwhile.
+        steps = _iter_validate(self._jetstream, self._config, self._config.name, self)
+        self._validate(steps, partial(next, steps), reply)
+
+    def _validate(self, steps: ValidationSteps, run_step: Callable[[], Any], reply: bytes) -> None:
+        """Run a step of the validation; after the last one, the stream exists."""
+        try:
+            call = run_step()
+        except StopIteration:
+            self._complete(reply)
+            return
+        self._scheduled = True  # nothing else is done until the call has returned
+        self._jetstream.run_off_loop(call, partial(self._on_validated, steps, reply))
+
+    def _on_validated(self, steps: ValidationSteps, reply: bytes, outcome: Future[Any]) -> None:
+        if self._error is not None or self._closed:
+            return
+        error = outcome.exception()
+        run_step = partial(steps.throw, error) if error else partial(steps.send, outcome.result())
+        self._run_guarded(partial(self._validate, steps, run_step, reply))
+
+    def _complete(self, reply: bytes) -> None:
+        name = self._config.name
         del self._restores[name]
-        validate_config(self._jetstream, self._config, name)
         stream = self._writer.complete()
         self.close()
         self._advisories.publish(events.make_stream_action, name, "create")

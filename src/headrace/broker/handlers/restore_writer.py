@@ -60,11 +60,20 @@ class BackupPending(msgspec.Struct, rename={"seq": "Sequence", "time_ns": "Times
     time_ns: int = 0
 
 
-class BackupInitialQueue(msgspec.Struct):
-    """What is left of the initial last message of each subject, and where to continue after that."""
+class HeadraceBackupState(msgspec.Struct):
+    """What only Headrace knows of a consumer.
+
+    `initial` is what is left of the initial last message of each subject, `resume` where to continue after that. `passed`
+    has the blocked keys, each with its first passed-over sequence, and then the others replace those of the record.
+    """
 
     initial: list[int] = []
     resume: int = 0
+    delivered: SequencePair = msgspec.field(default_factory=SequencePair)
+    pending: dict[int, BackupPending] = msgspec.field(default_factory=dict)
+    redelivered: dict[int, int] = msgspec.field(default_factory=dict)
+    next: int = 0
+    passed: list[tuple[bytes, int]] = []
 
 
 class ConsumerBackupState(msgspec.Struct):
@@ -74,7 +83,7 @@ class ConsumerBackupState(msgspec.Struct):
     ack_floor: SequencePair = msgspec.field(default_factory=SequencePair)
     pending: dict[int, BackupPending] = msgspec.field(default_factory=dict)
     redelivered: dict[int, int] = msgspec.field(default_factory=dict)
-    headrace: BackupInitialQueue | None = None
+    headrace: HeadraceBackupState = msgspec.field(default_factory=HeadraceBackupState)
 
 
 class ConsumerBackup(msgspec.Struct):
@@ -308,34 +317,47 @@ def _make_ack_state(state: ConsumerBackupState, config: ConsumerConfig) -> AckSt
 
 
 def _encode_delta(state: ConsumerBackupState, config: ConsumerConfig) -> bytes:
-    """Convert nats-server's record of a consumer to an ack state delta."""
-    pending = sorted(state.pending.items())
-    numbers = [state.delivered.consumer_seq, state.delivered.stream_seq, state.ack_floor.consumer_seq]
-    numbers += [state.ack_floor.stream_seq, *state.pending, *(each.seq for each in state.pending.values())]
-    initial_queue = state.headrace or BackupInitialQueue()
-    numbers += [initial_queue.resume, *initial_queue.initial, *state.redelivered, *state.redelivered.values()]
-    if not all(0 <= number <= SEQ_MAX for number in numbers):
-        raise ValueError("sequence out of range")
+    """Convert a record of a consumer to an ack state delta."""
+    own = state.headrace
+    keyed = own.passed or config.max_ack_pending_per_subject
+    found = own if own.passed else state
+    _check_sequences(state, own)
+    # By consumer sequence with order per key, otherwise by stream sequence: see `AckState`.
+    pending = sorted(found.pending.items(), key=lambda item: item[1].seq if keyed else item[0])
     stream = np.array([seq for seq, _ in pending], dtype=np.uint64)
     consumer = np.array([each.seq for _, each in pending], dtype=np.uint64)
     added, offset, added_consumer = pack_pairs(stream, consumer)
     return encode_delta(
         AckStateDelta(
-            state.delivered.consumer_seq,
-            state.delivered.stream_seq,
-            state.delivered.stream_seq + 1,
+            found.delivered.consumer_seq,
+            found.delivered.stream_seq,
+            own.next if own.passed else state.delivered.stream_seq + 1,
             state.ack_floor.consumer_seq,
             state.ack_floor.stream_seq,
             added=added,
             added_offset=offset,
             added_consumer=added_consumer,
-            delivery_counts=sorted((seq, count) for seq, count in state.redelivered.items()),
+            delivery_counts=sorted((seq, count) for seq, count in found.redelivered.items()),
             individual_deadlines=[(seq, each.time_ns + config.ack_wait) for seq, each in pending],
-            last_per_subject_queue=pack_set(np.array(sorted(set(initial_queue.initial)), dtype=np.uint64)),
-            resume_seq=initial_queue.resume,
+            last_per_subject_queue=pack_set(np.array(sorted(set(own.initial)), dtype=np.uint64)),
+            resume_seq=own.resume,
             is_snapshot=True,
+            passed_keys=own.passed,
         )
     )
+
+
+def _check_sequences(state: ConsumerBackupState, own: HeadraceBackupState) -> None:
+    """Raise ValueError if a number of a record cannot be a sequence."""
+    pairs = (state.delivered, state.ack_floor, own.delivered)
+    numbers = [number for pair in pairs for number in (pair.consumer_seq, pair.stream_seq)]
+    for pending in (state.pending, own.pending):
+        numbers += [*pending, *(each.seq for each in pending.values())]
+    for counts in (state.redelivered, own.redelivered):
+        numbers += [*counts, *counts.values()]
+    numbers += [own.next, own.resume, *own.initial, *(first for _, first in own.passed)]
+    if not all(0 <= number <= SEQ_MAX for number in numbers):
+        raise ValueError("sequence out of range")
 
 
 __all__ = ["ENTRY_MAX", "RestoreWriter", "discard", "unfinished_key_for"]

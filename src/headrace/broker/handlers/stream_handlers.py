@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,13 @@ from headrace.broker.handlers.api_dispatch import (
     ApiRequest,
     ApiSteps,
 )
-from headrace.broker.handlers.subject_pages import DELETED_MAX, SubjectPage, iter_deleted, iter_page
+from headrace.broker.handlers.subject_pages import (
+    DELETED_MAX,
+    LARGE_BYTES,
+    SubjectPage,
+    iter_deleted,
+    iter_page,
+)
 from headrace.broker.streams.stream_info import make_stream_info
 from headrace.jetstream_api import advisories, responses
 from headrace.jetstream_api.configs import StreamConfig
@@ -28,10 +35,15 @@ from headrace.jetstream_api.requests import (
     StreamNamesRequest,
 )
 from headrace.jetstream_api.validation import streams
+from headrace.protocol import subjects
+from headrace.protocol.pattern_set import TooManyVisits
 from headrace.storage import SEQ_MAX
 
 if TYPE_CHECKING:
     from headrace.broker.handlers.api_context import ApiContext
+
+_MANY_STREAMS = 500
+_COMPARISONS_PER_STEP = 500
 
 
 def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
@@ -43,7 +55,7 @@ def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
         reserved_memory=reserved_memory,
         reserved_storage=reserved_storage,
         streams=len(jetstream.streams),
-        consumers=sum(len(stream.consumers) for stream in jetstream.streams.values()),
+        consumers=jetstream.totals.consumers,
     )
     return responses.encode_account_info(
         account,
@@ -60,12 +72,8 @@ def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
 def create(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
     name = request.names[0]
-    limits, usage = jetstream.quota.limits, jetstream.quota.usage_excluding(name)
-
-    def validate(existing: dict[str, StreamConfig]) -> StreamConfig:
-        return streams.validate_create(config, name, existing, strict=pedantic, limits=limits, usage=usage)
-
-    new_config = yield from _iter_validate(jetstream, validate, count_patterns(config))
+    validate = partial(streams.validate_create, config, name, strict=pedantic, limits=jetstream.quota.limits)
+    new_config = yield from iter_validate(jetstream, name, validate, is_expensive_config(jetstream, config))
     stream = jetstream.streams.get(new_config.name)
     if stream is None:
         stream = yield from jetstream.registry.iter_create_stream(new_config)
@@ -78,14 +86,18 @@ def update(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     name = request.names[0]
     stream = jetstream.streams.get(name)
     consumers = stream.consumer_configs() if stream else ()
-    limits, usage = jetstream.quota.limits, jetstream.quota.usage_excluding(name)
-
-    def validate(existing: dict[str, StreamConfig]) -> StreamConfig:
-        return streams.validate_update(
-            config, name, existing, strict=pedantic, limits=limits, usage=usage, consumers=consumers
-        )
-
-    new_config = yield from _iter_validate(jetstream, validate, count_patterns(config))
+    validate = partial(
+        streams.validate_update,
+        config,
+        name,
+        strict=pedantic,
+        limits=jetstream.quota.limits,
+        consumers=consumers,
+    )
+    is_expensive = is_expensive_config(
+        jetstream, config, len(stream.config.subjects) if stream is not None else 0
+    )
+    new_config = yield from iter_validate(jetstream, name, validate, is_expensive)
     stream = jetstream.registry.get_stream(name)
     yield from jetstream.registry.iter_update_stream(stream, new_config)
     jetstream.advisories.publish(advisories.make_stream_action, name, "modify")
@@ -101,17 +113,25 @@ def count_patterns(config: StreamConfig) -> int:
     return count
 
 
-def _iter_validate(
-    jetstream: ApiContext, validate: Callable[[dict[str, StreamConfig]], StreamConfig], patterns: int
+def is_expensive_config(jetstream: ApiContext, config: StreamConfig, replaced_subjects: int = 0) -> bool:
+    """Return whether a configuration has many patterns, or has upstreams that many streams could form a cycle with."""
+    if count_patterns(config) + replaced_subjects > MANY_PATTERNS:
+        return True
+    return (bool(config.sources) or config.mirror is not None) and len(jetstream.streams) > _MANY_STREAMS
+
+
+def iter_validate(
+    jetstream: ApiContext, name: str, validate: Callable[..., StreamConfig], is_expensive: bool
 ) -> Generator[Callable[[], Any] | None, Any, StreamConfig]:
-    """Validate a configuration against those of all streams, off the event loop if it has many patterns."""
-    configs = jetstream.registry.configs
-    if patterns <= MANY_PATTERNS:
-        return validate(configs())
+    """Validate a configuration against those of all streams, off the event loop if that takes long."""
+    configs, quota = jetstream.registry.configs, jetstream.quota
+    if not is_expensive:
+        with suppress(TooManyVisits):
+            return validate(configs, usage=quota.usage_excluding(name))
     while True:
-        existing = configs()
-        valid: StreamConfig = yield partial(validate, existing)
-        if configs().keys() == existing.keys():  # otherwise a restore has finished meanwhile
+        existing = configs.copy()
+        valid: StreamConfig = yield partial(validate, existing, usage=quota.usage_excluding(name))
+        if configs == existing:  # otherwise a restore, or another change, has finished meanwhile
             return valid
 
 
@@ -138,32 +158,55 @@ def info(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     info_response = make_stream_info(
         stream, leader=jetstream.server_name, subjects=page.counts, deleted=deleted
     )
-    if not page.total:
-        return responses.encode_stream_info(info_response)
-    asked = max(wanted.offset, 0)
-    return responses.encode_stream_info(
-        info_response, total=page.total, offset=asked, limit=responses.SUBJECTS_LIMIT
+    paging = {}
+    if page.total:
+        paging = {"total": page.total, "offset": max(wanted.offset, 0), "limit": responses.SUBJECTS_LIMIT}
+    encode = partial(responses.encode_stream_info, info_response, **paging)
+    is_large = any(
+        part is not None and len(memoryview(part)) > LARGE_BYTES for part in (page.counts, deleted)
     )
+    return (yield encode) if is_large else encode()
 
 
-def list_names(jetstream: ApiContext, request: ApiRequest) -> bytes:
+def list_names(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(StreamNamesRequest, request.body, strict=jetstream.reject_unknown_fields)
-    found = [stream.name for stream in jetstream.registry.sorted_streams(wanted.subject)]
+    found = yield from _iter_names(jetstream, wanted.subject)
     start, end = responses.compute_page(len(found), wanted.offset, responses.NAMES_LIMIT)
     return responses.encode_stream_names(len(found), start, found[start:end])
 
 
 def list_streams(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:
     wanted = decode_optional(StreamListRequest, request.body, strict=jetstream.reject_unknown_fields)
-    found = jetstream.registry.sorted_streams(wanted.subject)
+    found = yield from _iter_names(jetstream, wanted.subject)
     start, end = responses.compute_page(len(found), wanted.offset, responses.LIST_LIMIT)
     infos = []
-    for number, stream in enumerate(found[start:end], 1):
-        if not stream.closed:
+    for number, name in enumerate(found[start:end], 1):
+        stream = jetstream.streams.get(name)
+        if stream is not None and not stream.closed:
             infos.append(make_stream_info(stream, in_list=True))
         if number % INFOS_PER_STEP == 0:
             yield None
     return responses.encode_stream_list(len(found), start, infos)
+
+
+def _iter_names(jetstream: ApiContext, subject: str) -> Generator[None, None, list[str]]:
+    """Return the names of all streams in order, in slices; with a subject, of those that could have a message on it."""
+    names = jetstream.registry.sorted_names
+    if not subject:
+        return names
+    pattern, found, compared = subject.encode(), [], 0
+    for name in names:
+        stream = jetstream.streams.get(name)
+        if stream is None:
+            continue
+        own_subjects = stream.get_subjects()
+        if any(subjects.overlaps(pattern, own) for own in own_subjects):
+            found.append(name)
+        compared += 1 + len(own_subjects)
+        if compared >= _COMPARISONS_PER_STEP:
+            compared = 0
+            yield None
+    return found
 
 
 def purge(jetstream: ApiContext, request: ApiRequest) -> ApiSteps:

@@ -7,8 +7,9 @@ themselves, and only the ranges that the page overlaps are sorted.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 #: Number of subjects that are read or divided in one step, and whose messages are counted in one step.
 STEP = 4_096
 COUNT_STEP = 1_024
+#: Number of subjects that are removed from memory in one step.
+CLEAR_STEP = 16_384
+#: JSON of more bytes than this is copied off the event loop.
+LARGE_BYTES = 256 * 1024
 #: Maximum number of deleted sequences in one response; a mirror or a restore can leave a gap of any size.
 DELETED_MAX = 1_000_000
 #: Number of sequences that are looked at in one step.
@@ -35,23 +40,29 @@ class SubjectPage(NamedTuple):
 
 def iter_page(
     log: StreamLog, subject_filter: Filter, offset: int, limit: int
-) -> Generator[None, None, SubjectPage]:
-    """Return the subjects from `offset` on that match a filter, at most `limit`."""
+) -> Generator[Callable[[], Any] | None, Any, SubjectPage]:
+    """Return the subjects from `offset` on that match a filter, at most `limit`; yield a call that takes long."""
     names = yield from _collect_names(log, subject_filter)
     start = min(max(offset, 0), len(names))
     wanted = yield from _select(names, start, min(start + limit, len(names)))
+    total = len(names)
+    yield from _iter_clear(names)
     encoded: list[bytes] = []
     for number, part in enumerate(_iter_parts(wanted, COUNT_STEP)):
         if number:
-            yield
+            yield None
         counts = {name.decode("utf-8", "replace"): log.get_subject_count(name) for name in part}
         if members := dumps({name: count for name, count in counts.items() if count})[1:-1]:
             encoded.append(members)
-    return SubjectPage(msgspec.Raw(b"{%s}" % b",".join(encoded)) if encoded else None, len(names))
+    yield from _iter_clear(wanted)
+    return SubjectPage((yield from _iter_enclose(b"{", encoded, b"}")), total)
 
 
-def iter_deleted(log: StreamLog, limit: int) -> Generator[None, None, msgspec.Raw | None]:
-    """Return the deleted sequences as a JSON array, at most `limit`, in slices; None if there are none."""
+def iter_deleted(log: StreamLog, limit: int) -> Generator[Callable[[], Any] | None, Any, msgspec.Raw | None]:
+    """Return the deleted sequences as a JSON array, at most `limit`, in slices; None if there are none.
+
+    Yields a call that takes long.
+    """
     encoded: list[bytes] = []
     start = log.first_seq
     while start <= log.last_seq and limit > 0:
@@ -61,8 +72,21 @@ def iter_deleted(log: StreamLog, limit: int) -> Generator[None, None, msgspec.Ra
             encoded.append(dumps(deleted.tolist())[1:-1])
             limit -= len(deleted)
         start = end + 1
-        yield
-    return msgspec.Raw(b"[%s]" % b",".join(encoded)) if encoded else None
+        yield None
+    return (yield from _iter_enclose(b"[", encoded, b"]"))
+
+
+def _iter_enclose(
+    opening: bytes, members: list[bytes], closing: bytes
+) -> Generator[Callable[[], Any] | None, Any, msgspec.Raw | None]:
+    """Return an object or array of encoded members, which are copied once; None if there are none."""
+    if not members:
+        return None
+    members[0] = opening + members[0]
+    members[-1] += closing
+    size = sum(map(len, members))
+    joined: bytes = (yield partial(b",".join, members)) if size > LARGE_BYTES else b",".join(members)
+    return msgspec.Raw(joined)
 
 
 def _collect_names(log: StreamLog, subject_filter: Filter) -> Generator[None, None, list[bytes]]:
@@ -95,11 +119,20 @@ def _select(names: list[bytes], start: int, end: int) -> Generator[None, None, l
     found: list[bytes] = []
     position = 0
     for each in ranges:
-        if position < end and position + len(each) > start:
+        size = len(each)
+        if position < end and position + size > start:
             found += sorted(each)[max(start - position, 0) : end - position]
-            yield
-        position += len(each)
+        each.clear()
+        position += size
+        yield
     return found
+
+
+def _iter_clear(names: list[bytes]) -> Iterator[None]:
+    """Remove most of a list in steps: half a million objects take milliseconds to free."""
+    while len(names) > CLEAR_STEP:
+        del names[-CLEAR_STEP:]
+        yield
 
 
 def _iter_parts(names: list[bytes], step: int) -> Iterator[list[bytes]]:

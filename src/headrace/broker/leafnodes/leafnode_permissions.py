@@ -23,13 +23,17 @@ _REPLY_PREFIXES = (b"_R_.", b"$JS.ACK.")
 class LeafnodePermissions:
     """Deny wins; no allow list allows everything."""
 
-    __slots__ = ("_deny_plain", "allow", "deny")
+    __slots__ = ("_deny_other", "_deny_plain", "_deny_prefixes", "allow", "deny")
 
     def __init__(self, allow: Iterable[bytes] | None = None, deny: Iterable[bytes] = ()) -> None:
         self.allow = None if allow is None else tuple(allow)
         self.deny = tuple(deny)
         #: The denied patterns that may match a subject without `$`, such as an inbox.
         self._deny_plain = tuple(entry for entry in self.deny if not entry.startswith(b"$"))
+        #: What the denied patterns of the form `literal.>` begin with: most subjects are compared with these only.
+        prefixes = {entry: entry[:-1] for entry in self.deny if _is_literal_prefix(entry)}
+        self._deny_prefixes = tuple(prefixes.values())
+        self._deny_other = tuple(entry for entry in self.deny if entry not in prefixes)
 
     def with_denied(self, deny: Iterable[bytes]) -> LeafnodePermissions:
         """Return the same permissions with more subjects denied."""
@@ -51,7 +55,15 @@ class LeafnodePermissions:
             return not any(subjects.matches(entry, reply) for entry in self._deny_plain)
         if is_api_subject(reply) or reply.startswith(b"$SYS."):
             return False
+        if not self._deny_other and not reply.startswith(self._deny_prefixes):
+            return True
         return not any(subjects.matches(entry, reply) for entry in self.deny)
+
+    def allows_replies_below(self, prefix: bytes) -> bool:
+        """Whether the other side may name every reply subject of the form `prefix`, four tokens."""
+        return not is_api_subject(prefix) and not any(
+            subjects.overlaps(entry, prefix + b"*.*.*.*") for entry in self.deny
+        )
 
     def allows_interest(self, pattern: bytes) -> bool:
         """Whether interest in a pattern may be announced."""
@@ -109,6 +121,10 @@ class ConnectionPermissions:
         """Whether messages on this subject are accepted from the other side."""
         return self.inbound.allows_inbound(subject)
 
+    def may_name_replies_below(self, prefix: bytes) -> bool:
+        """Whether the other side may name every reply subject of the form `prefix`, four tokens."""
+        return self.inbound.allows_replies_below(prefix)
+
     def may_send(self, subject: bytes) -> bool:
         """Whether messages on this subject may be sent to the other side."""
         return subject.startswith(ALWAYS_ALLOWED) or self.outbound.allows(subject)
@@ -139,6 +155,11 @@ def from_info(value: object) -> LeafnodePermissions:
         return [each.encode() for each in found if isinstance(each, str)] if isinstance(found, list) else None
 
     return LeafnodePermissions(read_subjects("allow"), read_subjects("deny") or ())
+
+
+def _is_literal_prefix(pattern: bytes) -> bool:
+    """Whether a pattern matches exactly the subjects below one literal prefix."""
+    return pattern.endswith(b".>") and subjects.is_literal(pattern[:-2])
 
 
 def is_local_only(subject: bytes) -> bool:

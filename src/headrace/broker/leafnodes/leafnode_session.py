@@ -8,9 +8,10 @@ interest of the other side is in the router, and none of it after `close`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
-from headrace.broker.leafnodes.inbound_routes import InboundRoute, deliver_traced, resolve_inbound
+from headrace.broker.leafnodes.inbound_routes import InboundRoutes, deliver_traced
 from headrace.broker.leafnodes.interest_announcer import AnnouncedInterest, LeafnodeSet
 from headrace.broker.leafnodes.leafnode_handshake import (
     LOOP_DELAY_S,
@@ -40,7 +41,6 @@ from headrace.protocol import leafnode, server_lines, subjects
 
 UNAUTHORIZED = "Authorization Violation"
 DUPLICATE_REMOTE = "Duplicate Remote LeafNode Connection"
-INBOUND_ROUTES_MAX = 4096
 
 
 class LeafnodeSession(BackpressuredClient):
@@ -100,7 +100,7 @@ class LeafnodeSession(BackpressuredClient):
         self.activity = self.pings_out = 0
         self._established = False
         self._compression_negotiated = self._awaits_compressed_info = False
-        self._inbound_routes: dict[bytes | tuple[bytes, ...], InboundRoute] = {}
+        self._inbound_routes = InboundRoutes()
 
     @property
     def account(self) -> str:
@@ -129,7 +129,7 @@ class LeafnodeSession(BackpressuredClient):
 
     def deny_publish(self, subject: bytes) -> None:
         """Reject a message of the other side."""
-        self._on_violation("Publish", subject)
+        self.on_violation("Publish", subject)
 
     @property
     def advertised_urls(self) -> list[str]:
@@ -283,7 +283,7 @@ class LeafnodeSession(BackpressuredClient):
             self.send(server_lines.encode_error("Invalid Subscription"))
             return
         if subjects.is_literal(subject) and not self.may_send(subject) and not is_local_only(subject):
-            self._on_violation("Subscription", subject)
+            self.on_violation("Subscription", subject)
             return
         interest = self.received_interest
         if (subject, queue) not in interest and not self.transport.may_subscribe(len(interest)):
@@ -303,7 +303,7 @@ class LeafnodeSession(BackpressuredClient):
         text = f'Loop detected for leafnode account="{self.account}". Delaying attempt to reconnect for 30s'
         raise ProtocolError(text)
 
-    def _on_violation(self, what: str, subject: bytes) -> None:
+    def on_violation(self, what: str, subject: bytes) -> None:
         """Raise on a violation, unless the other side is the hub: then it sets the permissions, and we ignore it."""
         if not self.spoke:
             raise ProtocolError(f'Permissions Violation for {what} to "{subject.decode("utf-8", "replace")}"')
@@ -325,7 +325,7 @@ class LeafnodeSession(BackpressuredClient):
         self.out_bytes += len(header) + len(payload)
         self.mark_dirty()
 
-    def send_run(self, data: bytes, count: int, size: int) -> None:
+    def send_run(self, data: bytes | bytearray, count: int, size: int) -> None:
         """Send messages that are already encoded."""
         self.buffer += data
         self.out_msgs += count
@@ -340,13 +340,9 @@ class LeafnodeSession(BackpressuredClient):
             raise ProtocolError(UNAUTHORIZED)
         self.in_msgs += 1
         self.in_bytes += len(header) + len(payload)
-        key = subject if not queues else (subject, *queues)
-        inbound_route = self._inbound_routes.get(key)
-        if inbound_route is None or not inbound_route.route.valid:
-            inbound_route = self._resolve_inbound(subject, queues)
-            if inbound_route is None:
-                return
-            self._inbound_routes[key] = inbound_route
+        inbound_route = self._inbound_routes.find(self, subject, queues)
+        if inbound_route is None:
+            return
         original_subject = subject
         if b"@" in reply:
             reply, original_subject = leafnode.decode_original_subject(reply)
@@ -371,18 +367,31 @@ class LeafnodeSession(BackpressuredClient):
         for fast_path in inbound_route.fast_paths:
             fast_path.on_message(self, stored_subject, reply, header, payload)
 
+    def takes_deliveries(self, subject: bytes) -> bool:
+        """Whether all messages on this subject go to one receiver that takes runs."""
+        if not self._established or self._traces_external():
+            return False
+        return self._inbound_routes.find_run_receiver(self, subject) is not None
+
+    def on_deliveries(
+        self,
+        subject: bytes,
+        ack_prefix: bytes,
+        records: bytearray,
+        seqs: array[int],
+        consumer_seq: int,
+        num_pending: int,
+    ) -> int:
+        """Pass a run of deliveries to its receiver; return how many it took."""
+        self._require_established()
+        receiver = self._inbound_routes.find_run_receiver(self, subject)
+        if receiver is None or not self.leafnode_permissions.may_name_replies_below(ack_prefix):
+            return 0
+        count, size = receiver.take_deliveries(ack_prefix, records, seqs, consumer_seq, num_pending)
+        self.in_msgs += count
+        self.in_bytes += size
+        return int(count)
+
     def _traces_external(self) -> bool:
         tracing = self.router.tracing
         return tracing is not None and bool(tracing.dest)
-
-    def _resolve_inbound(self, subject: bytes, queues: Sequence[bytes]) -> InboundRoute | None:
-        """Build the route of messages that arrive on a subject; return None if they are not accepted."""
-        if not subjects.is_well_formed(subject):
-            return None
-        if not self.leafnode_permissions.may_receive(subject):
-            if not is_local_only(subject):
-                self._on_violation("Publish", subject)
-            return None
-        if len(self._inbound_routes) >= INBOUND_ROUTES_MAX:
-            self._inbound_routes.clear()
-        return resolve_inbound(self.router, self, subject, queues)

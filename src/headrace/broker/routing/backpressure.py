@@ -6,15 +6,22 @@ from collections.abc import Callable
 
 from headrace._native import ClientState, RouteTable
 
+#: How much output of a client may wait by default.
+OUTPUT_BYTES_MAX = 2 * 1024 * 1024
+
 
 class BackpressuredClient(ClientState):
-    """A client that senders may have to wait for. `blocked`: its socket accepts no more output for now."""
+    """A client that senders may have to wait for.
 
-    __slots__ = ("blocked", "writable_callbacks")
+    `blocked`: its socket accepts no more output for now. `output_limit`: with more output than this, delivery to it waits.
+    """
+
+    __slots__ = ("blocked", "output_limit", "writable_callbacks")
 
     def __init__(self, table: RouteTable) -> None:
         super().__init__(table)
         self.blocked = False
+        self.output_limit = OUTPUT_BYTES_MAX
         self.writable_callbacks: list[Callable[[], None]] = []
 
     def on_writable(self, call: Callable[[], None]) -> None:
@@ -23,8 +30,8 @@ class BackpressuredClient(ClientState):
             self.writable_callbacks.append(call)
 
     def notify_writable(self) -> None:
-        """Call the waiting senders: the pending output has been sent."""
+        """Call the waiting senders, beginning with another one each time: the pending output has been sent."""
         self.blocked = False
         callbacks, self.writable_callbacks = self.writable_callbacks, []
-        for call in callbacks:
+        for call in (*callbacks[1:], *callbacks[:1]):
             call()

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace._native.record_header import iter_selected_records
+from headrace._native import encode_leafnode_run
 from headrace.protocol.leafnode import encode_original_subject
 
 if TYPE_CHECKING:
@@ -39,11 +39,15 @@ class LeafnodeSender(Protocol):
     def supports_tracing(self) -> bool:
         """Whether the other side continues message traces."""
 
+    @property
+    def output_limit(self) -> int:
+        """How many bytes may wait to be sent."""
+
     def may_send(self, subject: bytes) -> bool: ...
     def send_msg(
         self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
     ) -> None: ...
-    def send_run(self, data: bytes, count: int, size: int) -> None: ...
+    def send_run(self, data: bytes | bytearray, count: int, size: int) -> None: ...
 
 
 class RemoteInterest:
@@ -147,33 +151,19 @@ class LeafnodeFanout:
         """
         if self.queue_choices or not all(sender.headers for sender in self.plain_senders):
             return 0, 0
-        to = self.subject
-        parts: list[bytes] = []
-        count = size = 0
-        for seq, time_ns, subject, header, payload in iter_selected_records(view, seqs, at, most):
-            reply = b"%s%d.%d.%d.%d" % (
-                ack_prefix,
-                seq,
-                consumer_seq + count,
-                time_ns,
-                max(pending - count - 1, 0),
-            )
-            if header:
-                total = len(header) + len(payload)
-                line = b"HMSG %s %s@%s %d %d\r\n" % (to, reply, subject, len(header), total)
-                parts += (line, header, payload, b"\r\n")
-            else:
-                total = len(payload)
-                parts += (b"LMSG %s %s@%s %d\r\n" % (to, reply, subject, total), payload, b"\r\n")
-            count += 1
-            size += len(to) + len(reply) + total
-            if 0 <= size_max < size:
-                break
+        size_max = self._limit_run(size_max)
+        data, count, size = encode_leafnode_run(
+            self.subject, view, seqs, at, most, ack_prefix, consumer_seq, pending, size_max
+        )
         if count:
-            data = b"".join(parts)
             for sender in self.plain_senders:
                 sender.send_run(data, count, size)
         return count, size
+
+    def _limit_run(self, size_max: int) -> int:
+        """Return how many bytes a run may have, so that the output of a slow connection does not pile up."""
+        limit = min(sender.output_limit for sender in self.plain_senders)
+        return limit if size_max < 0 else min(size_max, limit)
 
     def exclude(self, source: LeafnodeSender, queues: Collection[bytes]) -> LeafnodeFanout | None:
         """Return the fan-out of a message that came from `source`, for these queue groups; None if it goes nowhere."""

@@ -30,7 +30,9 @@ from headrace.protocol import subjects
 
 #: Beyond this, clearing all routes is cheaper than searching for the affected ones.
 UNSUBSCRIBE_EACH_MAX = 64
-UNINDEX_BATCH_MAX = 250  # takes about a millisecond
+#: How many tokens of subscriptions are removed from the index in one turn, which takes about a millisecond. A removal
+#: costs as much as this number of tokens besides those of its pattern.
+UNINDEX_TOKENS_MAX, UNINDEX_TOKENS_EACH = 2500, 8
 CLIENT_ROUTES_MAX = 16384
 
 
@@ -104,9 +106,10 @@ class SubjectRouter:
 
     def _unindex_some(self) -> None:
         """Remove some of the closed subscriptions from the index. No cached route has them, so none is invalidated."""
-        pending = len(self._pending_removals)
-        for _ in range(min(pending, UNINDEX_BATCH_MAX if self._call_soon else pending)):
+        tokens = 0
+        while self._pending_removals and not (self._call_soon and tokens >= UNINDEX_TOKENS_MAX):
             sub = self._pending_removals.popleft()
+            tokens += sub.pattern.count(b".") + UNINDEX_TOKENS_EACH
             self._unindex(sub.pattern, sub)
             self.notify_interest(sub.pattern)
         if self._pending_removals and self._call_soon:
@@ -280,8 +283,7 @@ class SubjectRouter:
                 del self._literals[pattern]
             self._count_prefixes(pattern, -1)
         else:
-            self._root.get_or_create_entries(pattern).remove(entry)
-            self._prune(subjects.tokens(pattern))
+            self._root.remove(pattern, entry)
         for watcher in self._entry_watchers:
             watcher(pattern, entry, -queue_weight(entry))
 
@@ -295,22 +297,6 @@ class SubjectRouter:
                 counts[key] = counts.get(key, 0) + change
                 if not counts[key]:
                     del counts[key]
-
-    def _prune(self, tokens: list[bytes]) -> None:
-        """Remove the nodes of a pattern that are empty now."""
-        path = [self._root]
-        for token in tokens:
-            if token != subjects.REST:
-                below = path[-1].star if token == subjects.STAR else path[-1].children[token]
-                assert below is not None
-                path.append(below)
-        for depth in range(len(path) - 1, 0, -1):
-            if not path[depth].is_empty:
-                return
-            if tokens[depth - 1] == subjects.STAR:
-                path[depth - 1].star = None
-            else:
-                del path[depth - 1].children[tokens[depth - 1]]
 
     def _on_interest_changed(self, pattern: bytes) -> None:
         """Invalidate the routes that match a pattern and notify watchers."""

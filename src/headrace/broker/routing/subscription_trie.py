@@ -90,12 +90,36 @@ class TrieNode:
         for token in subjects.tokens(pattern):
             if token == subjects.REST:
                 return node.rest
-            if token == subjects.STAR:
-                node.star = node.star or TrieNode()
-                node = node.star
-            else:
-                node = node.children.setdefault(token, TrieNode())
+            below = node.get_below(token)
+            if below is None:
+                below = TrieNode()
+                if token == subjects.STAR:
+                    node.star = below
+                else:
+                    node.children[token] = below
+            node = below
         return node.entries
+
+    def get_below(self, token: bytes) -> TrieNode | None:
+        """Return the node below this one for a token of a pattern."""
+        return self.star if token == subjects.STAR else self.children.get(token)
+
+    def remove(self, pattern: bytes, entry: IndexEntry) -> None:
+        """Remove an entry that was added with this pattern, and the nodes that are empty without it."""
+        tokens, path = subjects.tokens(pattern), [self]
+        for token in tokens:
+            if token != subjects.REST:
+                below = path[-1].get_below(token)
+                assert below is not None
+                path.append(below)
+        (path[-1].rest if tokens[-1] == subjects.REST else path[-1].entries).remove(entry)
+        for depth in range(len(path) - 1, 0, -1):
+            if not path[depth].is_empty:
+                return
+            if tokens[depth - 1] == subjects.STAR:
+                path[depth - 1].star = None
+            else:
+                del path[depth - 1].children[tokens[depth - 1]]
 
 
 def descend(nodes: list[TrieNode], token: bytes, found: list[IndexEntry]) -> list[TrieNode]:

@@ -7,6 +7,7 @@ replicator's task.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,13 @@ from headrace.broker.sourcing.upstream_requests import Upstream
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
 from headrace.protocol import headers
+from headrace.storage.sequence_arrays import Seqs, to_seqs
 
 if TYPE_CHECKING:
     from headrace.broker.commit.disk_backpressure import DiskBackpressure
     from headrace.broker.commit.group_commit import GroupCommit
     from headrace.broker.sourcing.replicator import Replicator
     from headrace.broker.timers import TimerHandle, Timers
-    from headrace.storage.sequence_arrays import Seqs
 
 _STATUS = b"NATS/1.0 100 "
 _STALLED = b"Nats-Consumer-Stalled"
@@ -171,6 +172,28 @@ class UpstreamReceiver:
         if count:
             self._on_stored(self._last_consumer_seq + count, int(seqs[at + count - 1]), num_pending - count)
         return count, size
+
+    def take_deliveries(
+        self, ack_prefix: bytes, records: bytearray, seqs: array[int], consumer_seq: int, num_pending: int
+    ) -> tuple[int, int]:
+        """Store a run of deliveries of another server; return how many were taken, and the size of their contents.
+
+        The arguments are those of `LeafnodeHandler.on_deliveries`. What is not taken has to be delivered one by one.
+        """
+        if ack_prefix != self._ack_prefix:
+            return 0, 0
+        taken, size, stream_seqs = 0, 0, to_seqs(seqs)
+        with memoryview(records) as view:
+            while taken < len(seqs):
+                left = len(seqs) - taken
+                count, run_size = self.take_run(
+                    ack_prefix, view, stream_seqs, taken, left, consumer_seq + taken, num_pending + left, -1
+                )
+                if not count:
+                    break
+                taken += count
+                size += run_size - count * MESSAGE_OVERHEAD
+        return taken, size
 
     def _store_records(self, records: Iterable[tuple[int, int, bytes, bytes, bytes]]) -> Iterator[int]:
         """Store one record after the other, and yield its size."""

@@ -118,7 +118,17 @@ def get_batch_id(header_map: Mapping[bytes, bytes]) -> bytes:
 class AtomicBatches:
     """The open batches of one stream."""
 
-    __slots__ = ("_advisories", "_budget", "_clock", "_limits", "_open", "_quota", "_stream", "_timers")
+    __slots__ = (
+        "_advisories",
+        "_budget",
+        "_clock",
+        "_limits",
+        "_open",
+        "_quota",
+        "_stream",
+        "_timers",
+        "_totals",
+    )
 
     def __init__(self, stream: StreamContext, budget: AtomicBatchBudget) -> None:
         self._stream = stream
@@ -129,14 +139,10 @@ class AtomicBatches:
         self._budget = budget
         self._limits = budget.limits
         self._open: dict[bytes, AtomicBatch] = {}
+        self._totals = stream.jetstream.totals
 
     def __len__(self) -> int:
         return len(self._open)
-
-    @property
-    def staged_bytes(self) -> int:
-        """The size of what the open batches have staged."""
-        return sum(batch.bytes for batch in self._open.values())
 
     def on_member(self, member: BatchMember, name: bytes) -> bytes:
         """Handle one message of a batch: stage it and return b"", or commit and return the reply for the batch."""
@@ -197,6 +203,7 @@ class AtomicBatches:
             sometimes("too many open atomic batches")
             raise ApiError.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT()
         batch = self._open[name] = AtomicBatch(name, self._budget)
+        self._totals.add_batch(batch)
         self._budget.open_batches += 1
         return batch
 
@@ -254,6 +261,7 @@ class AtomicBatches:
         batch.open = False
         if self._open.pop(batch.name, None) is None:
             return
+        self._totals.remove_batch(batch)
         fast_path = self._stream.fast_path
         if fast_path.open_batch is batch:
             fast_path.open_batch = None

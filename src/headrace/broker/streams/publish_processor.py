@@ -55,6 +55,7 @@ class PublishProcessor:
         "_stream",
         "atomic_batches",
         "fast_ingest",
+        "stream",
     )
 
     def __init__(
@@ -64,7 +65,7 @@ class PublishProcessor:
         batch_budget: AtomicBatchBudget,
         fast_ingest_budget: FastIngestBudget,
     ) -> None:
-        self._stream = stream
+        self.stream = self._stream = stream
         self._log = stream.log
         self._router = stream.jetstream.router
         self._clock = stream.clock
@@ -170,6 +171,33 @@ class PublishProcessor:
             return seq
         header_map = publish_checks.parse_nats_headers(header) if header else _NO_HEADERS
         return self._process_single(stream.transform_subject(subject), header, payload, header_map)
+
+    def store_unconditionally(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """Store a message of the server with the open frame, without acting on its headers; return its sequence."""
+        subject = self._stream.transform_subject(subject)
+        return self._store_checked(subject, self._check_single(subject, header, payload, _NO_HEADERS))
+
+    def store_again(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """Store a message that was in the stream before with the open frame; of its headers, only a TTL counts."""
+        stream = self._stream
+        checked = self._check_single(subject, header, payload, _NO_HEADERS)
+        if stream.config.allow_msg_ttl:
+            ttl_s = publish_checks.parse_ttl_header(stream, publish_checks.parse_nats_headers(header))
+            header, ttl_s = publish_checks.apply_min_ttl(stream, checked.header, ttl_s)
+            checked = checked._replace(header=header, ttl_s=ttl_s)
+        return self._store_checked(subject, checked)
+
+    def _store_checked(self, subject: bytes, message: CheckedMessage) -> int:
+        """Store a message of the server; raise the error if nobody wants it."""
+        stream = self._stream
+        if not self._retention.has_interest(subject):
+            raise ApiError.STREAM_STORE_FAILED(
+                err=f"no consumer of stream {stream.name} needs {subject.decode()}"
+            )
+        stream.reserve_frame_space(len(subject) + len(message.header) + len(message.payload), 1)
+        seq = stream.store(subject, message.header, message.payload, message.now_ns, message.ttl_s)
+        stream.mark_dirty()
+        return seq
 
     def _check_only(self, subject: bytes, header: bytes, payload: bytes) -> tuple[bytes, bool]:
         """Check a message without storing it; return its subject in the stream, and whether nobody needs it."""

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from headrace.broker.commit.group_commit import GroupCommit
     from headrace.jetstream_api.configs import RePublish
 
-_SERVER_PREFIXES = (b"$JS.", b"$SYS.")
+#: Nothing is republished to subjects that start with one of these.
+SERVER_PREFIXES = (b"$JS.", b"$SYS.")
 
 
 class Republisher:
@@ -32,7 +33,7 @@ class Republisher:
         """Republish a stored message; `previous_seq` is the one before it on its subject."""
         target = self._transform(subject)
         # The functions of a transform can make any subject; a copy must never be a request to the server.
-        if target is None or target.startswith(_SERVER_PREFIXES):
+        if target is None or target.startswith(SERVER_PREFIXES):
             return
         fields = [
             (b"Nats-Stream", self._stream),

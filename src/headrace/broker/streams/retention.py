@@ -107,6 +107,8 @@ class Retention:
     def remove(self, seqs: np.ndarray | Sequence[int]) -> int:
         """Remove messages; return how many existed."""
         stream = self._stream
+        if self._consumer_set.has_keyed:
+            self._consumer_set.before_removal(seqs)
         removed = stream.log.remove_many(seqs)
         if removed and stream.consumers:
             stream.on_messages_removed(seqs)
@@ -115,6 +117,8 @@ class Retention:
     def remove_one(self, seq: int) -> bool:
         """Remove one message; return whether it existed."""
         stream = self._stream
+        if self._consumer_set.has_keyed:
+            self._consumer_set.before_removal((seq,))
         removed = stream.log.remove(seq)
         if removed and stream.consumers:
             stream.on_messages_removed((seq,))
@@ -122,12 +126,18 @@ class Retention:
 
     def remove_below(self, seq: int) -> int:
         """Remove everything older than `seq`."""
-        stream = self._stream
-        log = stream.log
-        removed_seqs = log.find_seqs(None, log.first_seq, seq - 1) if stream.consumers else None
+        log, consumer_set = self._log, self._consumer_set
+        if not self._stream.consumers:
+            return log.remove_below(seq)
+        if seq > log.last_seq or seq - log.first_seq > _PREFIX_SLICE:  # do not list millions of messages
+            consumer_set.before_trim(seq)
+            removed = log.remove_below(seq)
+            consumer_set.on_trimmed(seq)
+            return removed
+        removed_seqs = log.find_seqs(None, log.first_seq, seq - 1)
+        consumer_set.before_removal(removed_seqs)
         removed = log.remove_below(seq)
-        if removed_seqs is not None and len(removed_seqs):
-            stream.on_messages_removed(removed_seqs)
+        self._stream.on_messages_removed(removed_seqs)
         return removed
 
     # Limits
@@ -181,6 +191,10 @@ class Retention:
 
     def _trim_to_newest(self, subject: bytes, limit: int) -> None:
         stream = self._stream
+        if self._consumer_set.has_keyed:  # they must know before
+            while stream.log.get_subject_count(subject) > limit:
+                self.remove_one(stream.log.get_first_seq(subject))
+            return
         trim = stream.log.trim_oldest
         while seq := trim(subject, limit):
             if seq < 0:

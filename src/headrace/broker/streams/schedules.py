@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import tzinfo
 from typing import TYPE_CHECKING
 
@@ -178,6 +178,17 @@ class MessageSchedules:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def has_schedule(self, subject: bytes) -> bool:
+        """Return whether the newest message of a subject is a schedule."""
+        entry = self._entries.get(subject)
+        return entry is not None and self._log.get_last_seq(subject) == entry[0]
+
+    def iter_entries(self) -> Iterator[tuple[bytes, int, int]]:
+        """Iterate over subject, sequence and next time of all schedules; they may change meanwhile."""
+        for subject in list(self._entries):
+            if (entry := self._entries.get(subject)) is not None:
+                yield subject, *entry
 
     def on_stored(self, subject: bytes, header: bytes, seq: int, time_ns: int) -> None:
         """Update schedules after a message was stored: it may be a schedule, replace or end one, or purge another."""

@@ -59,6 +59,19 @@ class InterestContext(Protocol):
 
     suppress_advisories: bool
 
+    @property
+    def has_keyed(self) -> bool:
+        """Return whether a consumer keeps order per key."""
+
+    def before_removal(self, seqs: np.ndarray | Sequence[int]) -> None:
+        """Notify consumers that keep order per key of messages that are about to leave the stream."""
+
+    def before_trim(self, seq: int) -> None:
+        """Notify them that all messages before `seq` are about to leave the stream."""
+
+    def on_trimmed(self, seq: int) -> None:
+        """Notify consumers that all messages before `seq` left the stream."""
+
     def has_interest(self, subject: bytes) -> bool:
         """Return whether the filter of any consumer matches a subject."""
 

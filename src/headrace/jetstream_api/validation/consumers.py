@@ -17,6 +17,12 @@ from headrace.jetstream_api.requests import ConsumerRequest
 from headrace.jetstream_api.times import SECOND_NS, format_time, parse_time_ns
 from headrace.jetstream_api.validation import pattern_checks
 from headrace.jetstream_api.validation.consumer_fields import apply_defaults, check_fields
+from headrace.jetstream_api.validation.dead_letter_fields import check_dead_letter
+from headrace.jetstream_api.validation.key_order_fields import (
+    apply_metadata,
+    check_key_order,
+    follow_metadata,
+)
 
 ConsumersByName = Mapping[str, ConsumerConfig]
 
@@ -65,7 +71,8 @@ def merge_existing(
     """Adapt a request to what exists.
 
     A sourcing consumer on a stream that removes acknowledged messages becomes durable; on another stream it gets a name
-    of its own ending in `random_name`. An existing consumer keeps its pause, a durable sourcing one also its start.
+    of its own ending in `random_name`. An existing consumer keeps its pause, a durable sourcing one also its start. For
+    order per key, new metadata replaces the limit that the client read.
     """
     new_config = copy_config(config)
     if new_config.direct and new_config.sourcing and new_config.name:
@@ -81,6 +88,7 @@ def merge_existing(
     old = others.get(new_config.name)
     if old is not None:
         new_config.pause_until = old.pause_until
+        follow_metadata(new_config, old)
         if new_config.sourcing and new_config.durable_name:
             new_config.deliver_policy = old.deliver_policy
             new_config.opt_start_seq, new_config.opt_start_time = old.opt_start_seq, old.opt_start_time
@@ -139,8 +147,11 @@ def validate_fields(
     """Fill in defaults and apply every rule that does not depend on other consumers."""
     new_config = copy_config(config)
     new_config.metadata = metadata.to_stored(config.metadata, metadata.required_consumer_level(config))
+    apply_metadata(new_config)
     apply_defaults(new_config, stream, strict, limits)
     check_fields(new_config, stream, limits)
+    check_key_order(new_config)
+    check_dead_letter(new_config, stream)
     return new_config
 
 
@@ -227,6 +238,8 @@ def _check_changes(old: ConsumerConfig, new: ConsumerConfig, has_interest: Calla
             raise ApiError.CONSUMER_NAME_EXIST()
     if old.max_waiting != new.max_waiting:
         raise _make_update_error("max waiting can not be updated")
+    if old.key_tokens != new.key_tokens:
+        raise _make_update_error("key tokens can not be updated")
 
 
 def _start_time(config: ConsumerConfig) -> int | None:

@@ -15,6 +15,8 @@ from headrace.protocol.subjects import overlaps
 
 PATTERNS_MAX = 10_000
 _VISITS_MAX = 200_000
+#: Steps that each pattern may take in addition: most take one for each token.
+_VISITS_PER_PATTERN = 32
 
 
 def check_count(patterns: Sequence[object], what: str) -> None:
@@ -49,9 +51,11 @@ def iter_covered(patterns: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 def any_overlap(ours: Sequence[str], theirs: Iterable[str]) -> bool:
     """Return whether one of our patterns overlaps one of theirs."""
-    known = PatternSet((pattern.encode() for pattern in ours), visits_max=_VISITS_MAX)
+    compared = list(theirs)
+    visits_max = _VISITS_MAX + _VISITS_PER_PATTERN * len(compared)
+    known = PatternSet((pattern.encode() for pattern in ours), visits_max=visits_max)
     with _reject_too_many_visits():
-        return any(known.overlaps(pattern.encode()) for pattern in theirs)
+        return any(known.overlaps(pattern.encode()) for pattern in compared)
 
 
 @contextmanager

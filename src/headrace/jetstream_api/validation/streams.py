@@ -20,6 +20,7 @@ from headrace.jetstream_api.account_limits import (
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig, copy_config
 from headrace.jetstream_api.errors import ApiError, invalid_config
 from headrace.jetstream_api.validation import pattern_checks, sourcing
+from headrace.jetstream_api.validation.stream_configs import StreamConfigs
 from headrace.jetstream_api.validation.stream_fields import (
     apply_field_defaults,
     apply_republish_defaults,
@@ -120,11 +121,15 @@ def _for_comparison(config: StreamConfig) -> StreamConfig:
 
 
 def check_overlap(config: StreamConfig, existing: StreamsByName) -> None:
-    """Reject subjects that another stream has."""
+    """Reject subjects that another stream has. Without an index, they are compared with those of every stream."""
     if not config.subjects:
         return
-    others = (other.subjects for name, other in existing.items() if name != config.name)
-    if pattern_checks.any_overlap(config.subjects, chain.from_iterable(others)):
+    if isinstance(existing, StreamConfigs):
+        has_overlap = existing.has_overlap(config)
+    else:
+        others = (other.subjects for name, other in existing.items() if name != config.name)
+        has_overlap = pattern_checks.any_overlap(config.subjects, chain.from_iterable(others))
+    if has_overlap:
         raise ApiError.STREAM_SUBJECT_OVERLAP()
 
 

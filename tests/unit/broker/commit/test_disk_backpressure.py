@@ -81,6 +81,25 @@ def test_an_open_frame_is_limited_while_another_one_is_written() -> None:
     assert not part.is_high()
 
 
+def test_publishers_resume_with_the_frame_and_not_only_by_the_timer() -> None:
+    disks = Disks()
+    disk, store = disks.parts[0], disks.stores[0]
+    calls, on_low = count_calls()
+    disk.on_low(on_low)
+    disk.on_committed()
+    assert not calls  # nobody waits
+    store.pending_bytes = store.log_context.frame_bytes = FRAME_BYTES_MAX + 1
+    store.in_flight = True
+    assert disk.is_high()
+    disk.on_committed()
+    assert not calls  # the next frame is large, too
+    store.log_context.frame_bytes = 0
+    disk.on_committed()
+    assert calls == [1]
+    disks.pass_time()
+    assert calls == [1]
+
+
 def test_a_single_store_is_asked_directly() -> None:
     [part, _] = Disks().parts
     assert combine_backpressure([part]) is part

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from random import Random
+from typing import Any
 
 import pytest
 
-from headrace.broker.commit.storage_usage import StorageUsage
 from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
@@ -23,6 +25,12 @@ def made(streams: int) -> SimBroker:
         create(broker, number, storage)
     broker.jetstream.quota.set_limits(JetStreamLimits(max_storage=MOST, max_memory=MOST))
     return broker
+
+
+def scan(broker: SimBroker, storage: str) -> tuple[int, int]:
+    """Return bytes in use and bytes reserved, from a look at every stream."""
+    streams = [each for each in broker.jetstream.streams.values() if each.config.storage == storage]
+    return sum(each.log.bytes for each in streams), sum(max(each.config.max_bytes, 0) for each in streams)
 
 
 def create(broker: SimBroker, number: int, storage: str) -> None:
@@ -46,7 +54,9 @@ def test_as_much_is_taken_as_fits(seed: int) -> None:
             payload = bytes(rng.randrange(2_000))
             subject, storage = f"S{number}.{rng.randrange(4)}", stream.config.storage
             size = stream.compute_stored_size(subject.encode(), b"", payload)
-            fits = broker.jetstream.quota.usage(storage)[0] + size <= MOST
+            used = scan(broker, storage)
+            assert broker.jetstream.quota.usage(storage) == used
+            fits = used[0] + size <= MOST
             request = broker.publish(subject, payload)
             if rng.random() < 0.3:
                 broker.run_until_idle()
@@ -62,18 +72,51 @@ def test_as_much_is_taken_as_fits(seed: int) -> None:
     assert refused
 
 
-def test_a_message_does_not_cost_a_look_at_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker, looks = made(50), 0
-    count_all = StorageUsage._recount_all
+def test_a_message_does_not_cost_a_look_at_every_stream() -> None:
+    broker = made(50)
+    looked_at = 0
 
-    def counted(self: StorageUsage, storage: str) -> None:
-        nonlocal looks
-        looks += 1
-        count_all(self, storage)
+    class CountedStreams(dict[str, Any]):
+        def values(self) -> Any:
+            nonlocal looked_at
+            looked_at += 1
+            return super().values()
 
-    monkeypatch.setattr(StorageUsage, "_recount_all", counted)
+    broker.jetstream.quota.streams = CountedStreams(broker.jetstream.streams)
     for number in range(100):
         broker.publish(f"S{number % 50}.a", b"x")
         if number % 10 == 9:
             broker.run_until_idle()
-    assert looks <= 2
+            assert broker.jetstream.quota.usage("file") == scan(broker, "file")
+    assert not looked_at
+
+
+def test_deleted_streams_are_not_referred_to() -> None:
+    broker = made(3)
+    for number in range(3):
+        broker.publish(f"S{number}.a", b"x")
+    broker.run_until_idle()
+    logs = [weakref.ref(stream.log) for stream in broker.jetstream.streams.values()]
+    for number in range(3):
+        assert "error" not in broker.call(f"STREAM.DELETE.S{number}")
+    broker.run_until_idle()
+    gc.collect()
+    assert not any(log() is not None for log in logs)
+    assert broker.jetstream.quota.usage("file") == broker.jetstream.quota.usage("memory") == (0, 0)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_logs_without_a_stream_are_not_referred_to(memory: bool) -> None:
+    """As after a restore that failed: the log is deleted, and there never was a stream."""
+    broker = made(1)
+    store = broker.jetstream.store
+    log = store.create("RESTORED", memory=memory)
+    broker.publish("S0.a", b"x")
+    broker.run_until_idle()
+    store.delete(log)
+    broker.publish("S0.a", b"x")
+    broker.run_until_idle()
+    found = weakref.ref(log)
+    del log
+    gc.collect()
+    assert found() is None

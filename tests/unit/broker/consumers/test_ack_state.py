@@ -209,6 +209,25 @@ def test_seventy_thousand_acks_a_second_stay_below_five_gigabytes_a_day() -> Non
     assert total * 86_400 < 5_000_000_000
 
 
+@pytest.mark.parametrize("step", [1, 3, 40])
+def test_many_messages_become_due_in_parts(step: int) -> None:
+    """In dense runs, in sparse ones, and with deadlines of their own."""
+    deadlines = AckDeadlines()
+    pending = dict.fromkeys([*range(1, 200), *range(200, 900, step)], 1)
+    deadlines.add_run(SECOND, 1, 199)
+    deadlines.add_run(2 * SECOND, 200, 900)
+    for seq in range(50, 60):
+        deadlines.set_individual(seq, 3 * SECOND)
+    due: list[int] = []
+    while 0 < deadlines.next_deadline() <= 2 * SECOND:
+        part = deadlines.pop_due(2 * SECOND, pending, 10)
+        assert len(part) <= 10
+        due += part
+    assert due == [seq for seq in pending if not 50 <= seq < 60]
+    deadlines.expire_all(4 * SECOND, pending)
+    assert deadlines.pop_due(4 * SECOND, pending, 9_999) == list(pending)
+
+
 def test_runs_share_a_deadline_and_singles_leave_them() -> None:
     deadlines = AckDeadlines()
     pending = dict.fromkeys(range(1, 7), 1)
@@ -218,11 +237,11 @@ def test_runs_share_a_deadline_and_singles_leave_them() -> None:
     deadlines.set_individual(2, 15 * SECOND)
     assert deadlines.next_deadline() == 10 * SECOND + MERGE_WITHIN_NS - 1
     del pending[3]
-    assert deadlines.pop_due(10 * SECOND + MERGE_WITHIN_NS, pending) == [1, 4]
+    assert deadlines.pop_due(10 * SECOND + MERGE_WITHIN_NS, pending, 99) == [1, 4]
     assert deadlines.next_deadline() == 15 * SECOND
     deadlines.set_individual(2, 17 * SECOND)
-    assert deadlines.pop_due(16 * SECOND, pending) == []
-    assert deadlines.pop_due(30 * SECOND, pending) == [2, 5, 6]
+    assert deadlines.pop_due(16 * SECOND, pending, 99) == []
+    assert deadlines.pop_due(30 * SECOND, pending, 99) == [2, 5, 6]
     assert deadlines.next_deadline() == 0
 
 
@@ -247,6 +266,8 @@ def test_a_new_wait_is_written_down() -> None:
         progress = broker.jetstream.streams["S"].consumers["C"].ack_state
         return {seq: round((progress.ack_deadlines.find_deadline(seq) - start_ns) / SECOND) for seq in (1, 2)}
 
+    for _ in range(2):
+        broker.publish("s", b"x")
     wait(5)
     start_ns = broker.jetstream.timers.now_ns()
     progress = broker.jetstream.streams["S"].consumers["C"].ack_state

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,11 @@ from headrace.broker.handlers.subject_pages import SubjectPage, iter_page
 from support.small_store import open_small_store
 
 
-def finish(steps: Generator[None, None, SubjectPage]) -> tuple[SubjectPage, int]:
-    taken = 0
+def finish(steps: Generator[Callable[[], Any] | None, Any, SubjectPage]) -> tuple[SubjectPage, int]:
+    taken, call = 0, None
     while True:
         try:
-            next(steps)
+            call = steps.send(call() if call is not None else None)
         except StopIteration as finished:
             return finished.value, taken
         taken += 1
@@ -34,7 +35,8 @@ def decode(page: SubjectPage) -> dict[str, int]:
 def test_a_page_is_a_slice_of_all_subjects_in_order(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject_pages, "STEP", 16)
+    for name, value in (("STEP", 16), ("CLEAR_STEP", 8), ("LARGE_BYTES", 100)):
+        monkeypatch.setattr(subject_pages, name, value)
     rng = random.Random(seed)
     log = open_small_store(tmp_path).create("S", memory=True)
     names = [b"s.%s.%d" % (rng.choice([b"a", b"b"]), rng.randrange(500)) for _ in range(400)]

@@ -179,13 +179,23 @@ def test_one_account_does_not_take_the_replies_of_another(monkeypatch: pytest.Mo
     assert world.a.router.publish(mine, b"", b"", b"!") == 1
 
 
-def test_deadlines_of_replies_that_came_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reply_map, "_STALE_DEADLINES_MAX", 10)
+def test_deadlines_of_replies_that_came_do_not_pile_up() -> None:
     world = World(response_timeout_ns=10 * SECOND)
     waiting = world.ask()
     for _ in range(100):
         assert world.a.router.publish(world.ask(), b"", b"", b"!") == 1
-    assert len(world.desk._deadlines) <= 15
+    [first] = world.desk._iter_first()
+    assert first.subject == waiting
+    assert first.following is None
     world.pass_time(11)
     assert len(world.desk) == 0
     assert world.a.router.publish(waiting, b"", b"", b"!") == 0
+
+
+def test_replies_with_different_timeouts_expire_in_turn() -> None:
+    world = World(response_timeout_ns=10 * SECOND)
+    slow = world.ask()
+    world.desk.map_reply(world.exchange.reply_map(world.b), b"inbox", many=True, timeout_ns=3 * SECOND)
+    world.pass_time(4)
+    assert len(world.desk) == 1
+    assert world.a.router.publish(slow, b"", b"", b"!") == 1
