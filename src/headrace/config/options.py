@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from headrace.config.archive_options import ArchiveOptions
 from headrace.config.leafnode_options import LeafnodeOptions
 from headrace.config.open_listeners import find_open_listener, is_loopback
 from headrace.config.trace_options import NO_TRACE, TraceOptions
@@ -166,9 +167,11 @@ class ServerOptions:
     batch_max_inflight_total: int = 1000
     batch_max_msgs: int = 1000
     batch_timeout_s: float = 10.0
+    archive: ArchiveOptions | None = None
 
-    # Claims
+    # Claims and tables
     claims: str = ""
+    tables: str = ""
 
     # Monitoring
     http_host: str = ""
@@ -192,6 +195,8 @@ class ServerOptions:
     debug: bool = False
     trace: bool = False
     standalone: bool = False
+    standby: bool = False
+    take_over: bool = False
     pid_file: str = ""
     ports_file_dir: str = ""
 
@@ -335,6 +340,24 @@ def _check_claims(o: ServerOptions) -> str:
     return ""
 
 
+def _check_tables(o: ServerOptions) -> str:
+    if o.tables and not o.jetstream:
+        return f"tables {o.tables!r} requires JetStream: add -js"
+    return ""
+
+
+def _check_standby(o: ServerOptions) -> str:
+    if o.standby and not (o.jetstream and o.store_dir):
+        return "standby requires JetStream and a store directory that both servers share: add -js -sd DIR"
+    if o.take_over and o.archive is None:
+        return "take_over requires an archive: add the block archive to jetstream"
+    return ""
+
+
+def _check_archive(o: ServerOptions) -> str:
+    return o.archive.find_error(bool(o.jetstream and o.store_dir)) if o.archive is not None else ""
+
+
 def _check_server_name(o: ServerOptions) -> str:
     if any(c.isspace() for c in o.server_name):
         return f"invalid server name {o.server_name!r}: spaces are not allowed"
@@ -353,6 +376,9 @@ _CHECKS = (
     _check_operator,
     _check_unique_users,
     _check_claims,
+    _check_tables,
+    _check_standby,
+    _check_archive,
     _check_server_name,
     find_open_listener,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.config.archive_options import ArchiveOptions
 from headrace.config.config_parser import ConfigFileError, Section, SourcePos, parse_config
 from headrace.config.options import LogFormat
 from headrace.config.readers import (
@@ -91,6 +92,10 @@ def _read_jetstream_limits(draft: ConfigDraft, value: object, pos: SourcePos) ->
             warn_ignored(draft, key, section.positions[key])
 
 
+def _read_archive(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
+    draft.settings["archive"] = ArchiveOptions(**_ARCHIVE.read(draft, value, pos))
+
+
 def _make_cluster_reader(key: str) -> SectionReader:
     def read(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
         draft.cluster_sections.append((pos, key))
@@ -113,6 +118,19 @@ _BATCH = SectionSchema(
         "timeout": ("batch_timeout_s", read_seconds),
     },
 )
+_ARCHIVE = SectionSchema(
+    "archive",
+    {
+        "url": read_string,
+        "ack": read_string,
+        "group_bytes": read_int,
+        "group_delay": ("group_delay_s", read_seconds),
+        "max_lag": ("max_lag_s", read_seconds),
+        "keep": ("keep_s", read_seconds),
+        "local_bytes": read_int,
+        "takeover_after": ("takeover_after_s", read_seconds),
+    },
+)
 _JETSTREAM = SectionSchema(
     "jetstream",
     {
@@ -123,7 +141,7 @@ _JETSTREAM = SectionSchema(
         "max_file_store max_file": read_int,
         "max_memory_store max_mem_store max_mem": read_int,
     },
-    section_readers={"limits": _read_jetstream_limits},
+    section_readers={"limits": _read_jetstream_limits, "archive": _read_archive},
     # Headrace syncs before it acknowledges, whatever interval is configured.
     ignored="sync sync_interval max_buffered_size max_buffered_msgs unique_tag",
 )
@@ -136,6 +154,7 @@ _TOP = SectionSchema(
         "server_tags": read_strings,
         "client_advertise": read_string,
         "standalone": read_bool,
+        "standby": read_bool,
         "allow_insecure": ("allow_remote_without_auth", read_bool),
         "max_payload": read_int,
         "max_pending": read_int,
@@ -154,6 +173,7 @@ _TOP = SectionSchema(
         "allow_non_tls": read_bool,
         "store_dir storedir": read_string,
         "claims": read_string,
+        "tables": read_string,
         "debug": read_bool,
         "trace trace_verbose": read_bool,
         "logtime": ("log_time", read_bool),

@@ -152,6 +152,10 @@ class Connection(ClientInput):
 
     def flush(self) -> None:
         """Write the session's output; a client that does not keep up is disconnected."""
+        may_send = self._context.may_send
+        if may_send is not None and not may_send():
+            self._transport.abort()
+            return
         if self.session.chunk_bytes and self.writes_chunks and self._tls is None:
             chunks = self.session.drain_chunks()
             if self._transport.is_closing():

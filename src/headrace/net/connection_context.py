@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.config.options import ServerOptions
@@ -33,6 +34,8 @@ class ConnectionContext:
     closed_queue: TurnQueue
     #: Received bytes of any connection: they are parsed before any other connection can read.
     recv_buffer: bytearray
+    #: Returns whether this server may still send anything: a standby may have taken over.
+    may_send: Callable[[], bool] | None = None
 
     def now_ns(self) -> int:
         """Return the time for measuring intervals."""

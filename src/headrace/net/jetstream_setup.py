@@ -7,7 +7,6 @@ what streams do.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +21,12 @@ from headrace.broker.jetstream import ENDPOINTS, AccountJetStream
 from headrace.broker.jetstream_settings import JetStreamSettings
 from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, AtomicBatchBudget, BatchLimits
 from headrace.broker.streams.fast_ingest import FastIngestBudget, FastIngestLimits
+from headrace.config.archive_options import REMOTE
 from headrace.config.options import AccountOptions, OptionsError, ServerOptions
 from headrace.errors import StoreError
 from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.net.logs import Logger
+from headrace.net.loop_wakeup import LoopWakeup
 from headrace.net.loop_watchdog import LoopWatchdog
 from headrace.net.offloop import OffloopThread
 from headrace.storage import FileDisk, Store, open_store
@@ -40,11 +41,17 @@ ACCOUNTS_FOLDER = "headrace-accounts"
 
 def store_path(options: ServerOptions, account: str = GLOBAL) -> Path:
     """Return the directory of an account's store."""
-    root = Path(options.store_dir or Path(tempfile.gettempdir()) / "headrace")
+    root = Path(options.store_dir) if options.store_dir else _get_default_root()
     if account == GLOBAL:
         return root / STORE_FOLDER
     # Account names are free text: separators and dots must not lead to another directory.
     return root / ACCOUNTS_FOLDER / quote(account, safe="$").replace(".", "%2E")
+
+
+def _get_default_root() -> Path:
+    import tempfile  # here, because with what it imports it takes several milliseconds of each start
+
+    return Path(tempfile.gettempdir()) / "headrace"
 
 
 def find_stores(folder: Path) -> list[Path]:
@@ -96,6 +103,7 @@ class JetStreamSetup:
         self._watchdog = watchdog
         self._shared_limits = SharedLimits.make(options)
         self._disabled_apis: dict[str, DisabledApi] = {}
+        self._is_started = False
 
     def apply(self, options: ServerOptions, account_configs: Mapping[str, AccountOptions]) -> None:
         """Enable or disable JetStream for each account, as configured now."""
@@ -107,12 +115,24 @@ class JetStreamSetup:
                 continue
             # Without configured accounts, every client uses the global account.
             limits = account_config.jetstream_limits if account_config is not None else None
-            if not configured_names and account.name == GLOBAL:
-                self._enable(options, account, server)
-            elif limits is not None:
-                self._enable(options, account, combine_limits(limits, server))
+            is_only = not configured_names and account.name == GLOBAL
+            if (is_only or limits is not None) and self._may_enable(options, account):
+                self._enable(
+                    options, account, combine_limits(limits, server) if limits is not None else server
+                )
             else:
                 self._disable(account)
+        self._is_started = True
+
+    def _may_enable(self, options: ServerOptions, account: Account) -> bool:
+        """Return whether JetStream is enabled or can be: with `ack: remote`, a base must have a store before it serves."""
+        is_remote = options.archive is not None and options.archive.ack == REMOTE
+        if not self._is_started or account.jetstream is not None or not is_remote:
+            return True
+        self._log.warn(
+            f"Enabling JetStream for account {account.name} requires a restart: the archive has ack: remote"
+        )
+        return False
 
     def _enable(self, options: ServerOptions, account: Account, limits: JetStreamLimits) -> None:
         disabled_api = self._disabled_apis.pop(account.name, None)
@@ -194,7 +214,7 @@ def open_jetstream(
         raise OptionsError(
             f"Can't start JetStream: storage directory is not a directory: {options.store_dir!r}"
         )
-    disk = FileDisk(path, watchdog.watch(loop.call_soon_threadsafe))
+    disk = FileDisk(path, watchdog.watch(loop.call_soon_threadsafe), LoopWakeup(loop, watchdog.run))
     try:
         with name_folder_in_errors(path):
             store = open_store(disk, timers.clock)

@@ -31,6 +31,8 @@ RECV_BUFFER_BYTES = 512 * 1024
 LISTEN_BACKLOG = 4096
 STOP_TIMEOUT_S = 2.0
 LAME_DUCK_STEP_S_MAX = 1.0
+#: How often lame duck mode looks whether clients are left.
+LAME_DUCK_POLL_S = 0.05
 
 
 class Listener:
@@ -156,22 +158,32 @@ class Listener:
                 server.close()
         self._server = self._websocket_server = None
 
-    async def run_lame_duck(self) -> None:
-        """Stop accepting, notify clients of lame duck mode, close them one by one; return when all are closed."""
+    def announce_lame_duck(self) -> None:
+        """Stop accepting connections, and notify clients that this server stops: they reconnect to another one."""
         self.stop_accepting()
         self.registry.in_lame_duck = True
         for connection in self.connections.values():
             session = connection.session
             if session.protocol >= 1:
                 session.send(connection.info())
-        await asyncio.sleep(self.options.lame_duck_grace_s)
+
+    async def run_lame_duck(self) -> None:
+        """Stop accepting, notify clients of lame duck mode, close them one by one; return when all are closed."""
+        self.announce_lame_duck()
+        await self._wait_while_connected(self.options.lame_duck_grace_s)
         self.accounts.end_pulls()
         closing_s = max(self.options.lame_duck_duration_s - self.options.lame_duck_grace_s, 0.0)
         remaining = list(self.connections.values())
         step_s = min(closing_s / max(len(remaining), 1), LAME_DUCK_STEP_S_MAX)
         for connection in remaining:
             connection.close()
-            await asyncio.sleep(step_s)
+            await self._wait_while_connected(step_s)
+
+    async def _wait_while_connected(self, timeout_s: float) -> None:
+        """Wait this long, but not after the last client has left: then nothing keeps the server from stopping."""
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        while self.connections and (left_s := end_s - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(min(left_s, LAME_DUCK_POLL_S))
 
     def reconfigure(
         self,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.net.logs import Logger
 
@@ -33,6 +34,8 @@ LOG_INTERVAL_S = 1.0
 #: Maximum number of slow calls kept between two measurements.
 _SLOW_CALLS_MAX = 32
 UNKNOWN_OPERATION = "client messages"
+#: Linux counts for each thread, other systems for the process.
+_RUSAGE_SCOPE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,32 @@ class LoopStalls:
     last_operation: str = ""
 
 
+class SlowCall(NamedTuple):
+    """A call that held the event loop, and the CPU time that it used meanwhile: the rest waited for a processor."""
+
+    operation: str
+    held_s: float
+    cpu_s: float
+
+
+class SystemUsage(NamedTuple):
+    """What the kernel has done for the thread of the event loop: it tells a slow operation from a slow machine."""
+
+    cpu_s: float
+    page_faults: int
+    preemptions: int
+
+    @classmethod
+    def read(cls) -> SystemUsage:
+        found = resource.getrusage(_RUSAGE_SCOPE)
+        return cls(found.ru_stime, found.ru_minflt + found.ru_majflt, found.ru_nivcsw)
+
+    def describe_since(self, earlier: SystemUsage) -> str:
+        kernel_ms = (self.cpu_s - earlier.cpu_s) * 1000
+        faults, preemptions = self.page_faults - earlier.page_faults, self.preemptions - earlier.preemptions
+        return f"{kernel_ms:.0f} ms in the kernel, {faults} page faults, {preemptions} preemptions"
+
+
 class LoopWatchdog:
     """Measures how long turns of the event loop take."""
 
@@ -55,9 +84,10 @@ class LoopWatchdog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handle: asyncio.TimerHandle | None = None
         self._thread_id = 0
-        self._due_s = self._cpu_s = 0.0
-        self._slow_calls: list[tuple[str, float]] = []
-        self._gc_started_s = 0.0
+        self._due_s = self._delay_s = self._cpu_s = 0.0
+        self._system_usage = SystemUsage(0.0, 0, 0)
+        self._slow_calls: list[SlowCall] = []
+        self._gc_started_s = self._gc_cpu_s = 0.0
         self._next_log_s = 0.0
         self._unlogged = 0
 
@@ -66,7 +96,7 @@ class LoopWatchdog:
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._slow_calls.clear()
-        self._cpu_s = time.thread_time()
+        self._cpu_s, self._system_usage = time.thread_time(), SystemUsage.read()
         gc.callbacks.append(self._on_gc)
         self._arm(BEAT_S)
 
@@ -83,42 +113,41 @@ class LoopWatchdog:
 
     def run(self, call: Callable[[], None]) -> None:
         """Make a call, and record it if it takes long."""
-        started_s = time.perf_counter()
+        started_s, cpu_s = time.perf_counter(), time.thread_time()
         try:
             call()
         finally:
-            held_s = time.perf_counter() - started_s
-            if held_s > SLOW_S:
-                self.record_slow_operation(_describe_call(call), held_s)
+            if time.perf_counter() - started_s > SLOW_S:
+                self._record(_describe_call(call), started_s, cpu_s)
 
     def run_operation(self, name: bytes, call: Callable[[], None]) -> None:
         """Make a call of the broker, and record it under the name of its operation if it takes long."""
-        started_s = time.perf_counter()
+        started_s, cpu_s = time.perf_counter(), time.thread_time()
         try:
             call()
         finally:
-            held_s = time.perf_counter() - started_s
-            if held_s > SLOW_S:
-                self.record_slow_operation(name.decode("utf-8", "replace"), held_s)
+            if time.perf_counter() - started_s > SLOW_S:
+                self._record(name.decode("utf-8", "replace"), started_s, cpu_s)
 
     @contextmanager
     def measure(self, operation: str) -> Iterator[None]:
         """Record the block as the operation if it takes long; it must not await."""
-        started_s = time.perf_counter()
+        started_s, cpu_s = time.perf_counter(), time.thread_time()
         try:
             yield
         finally:
-            held_s = time.perf_counter() - started_s
-            if held_s > SLOW_S:
-                self.record_slow_operation(operation, held_s)
+            if time.perf_counter() - started_s > SLOW_S:
+                self._record(operation, started_s, cpu_s)
 
-    def record_slow_operation(self, operation: str, held_s: float) -> None:
-        """Remember a slow operation. Inner operations are recorded before the calls that contain them."""
+    def _record(self, operation: str, started_s: float, cpu_s: float) -> None:
+        """Remember a slow call. Inner operations are recorded before the calls that contain them."""
         if len(self._slow_calls) < _SLOW_CALLS_MAX:
-            self._slow_calls.append((operation, held_s))
+            held_s, used_s = time.perf_counter() - started_s, time.thread_time() - cpu_s
+            self._slow_calls.append(SlowCall(operation, held_s, used_s))
 
     def _arm(self, delay_s: float) -> None:
         assert self._loop is not None
+        self._delay_s = delay_s
         self._due_s = self._loop.time() + delay_s
         self._handle = self._loop.call_later(delay_s, self._on_beat)
 
@@ -128,13 +157,16 @@ class LoopWatchdog:
         used_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
         held_s = self._loop.time() - self._due_s
         slow_calls, self._slow_calls = self._slow_calls, []
-        held_s = max([held_s, *(seconds for _, seconds in slow_calls)])
+        held_s = max([held_s, *(each.held_s for each in slow_calls)])
+        before, self._system_usage = self._system_usage, SystemUsage.read()
         if held_s >= STALL_S:
-            self._on_stall(held_s, min(held_s, used_s), _find_cause(slow_calls, held_s))
+            cause = find_cause(slow_calls, held_s, used_s, self._delay_s)
+            self._on_stall(cause, self._system_usage.describe_since(before))
         self._arm(BEAT_S if used_s > IDLE_CPU_S else IDLE_BEAT_S)
 
-    def _on_stall(self, held_s: float, cpu_s: float, operation: str) -> None:
+    def _on_stall(self, cause: SlowCall, system_usage: str) -> None:
         assert self._loop is not None
+        operation, held_s, cpu_s = cause
         before = self.stalls
         self.stalls = LoopStalls(
             before.count + 1,
@@ -151,26 +183,32 @@ class LoopWatchdog:
         others = f"; {self._unlogged} more since the last report" if self._unlogged else ""
         self._unlogged = 0
         self._log.warn(
-            f"All clients waited {held_s * 1000:.0f} ms ({cpu_s * 1000:.0f} ms of CPU) for: {operation}{others}"
+            f"All clients waited {held_s * 1000:.0f} ms ({cpu_s * 1000:.0f} ms of CPU; since the last measurement: "
+            f"{system_usage}) for: {operation}{others}"
         )
 
     def _on_gc(self, phase: str, _info: dict[str, Any]) -> None:
         if threading.get_ident() != self._thread_id:
             return
         if phase == "start":
-            self._gc_started_s = time.perf_counter()
-            return
-        held_s = time.perf_counter() - self._gc_started_s
-        if held_s > SLOW_S:
-            self.record_slow_operation("garbage collection", held_s)
+            self._gc_started_s, self._gc_cpu_s = time.perf_counter(), time.thread_time()
+        elif time.perf_counter() - self._gc_started_s > SLOW_S:
+            self._record("garbage collection", self._gc_started_s, self._gc_cpu_s)
 
 
-def _find_cause(slow_calls: list[tuple[str, float]], held_s: float) -> str:
-    """Return the first slow call that explains at least half of the stall: an inner one comes before its callers."""
-    for operation, seconds in slow_calls:
-        if seconds >= held_s / 2:
-            return operation
-    return ", ".join(dict.fromkeys(operation for operation, _ in slow_calls)) or UNKNOWN_OPERATION
+def find_cause(slow_calls: list[SlowCall], held_s: float, used_s: float, delay_s: float) -> SlowCall:
+    """Return what explains a stall: the first slow call that took at least half of it, an inner one before its callers.
+
+    Otherwise all slow calls are named. `used_s` is the CPU time since the last measurement, also of earlier turns, which
+    had up to `delay_s` of it; the result has only the CPU time that this turn used for certain.
+    """
+    turn_cpu_s = used_s - delay_s
+    for each in slow_calls:
+        if each.held_s >= held_s / 2:
+            most_s = each.cpu_s + held_s - each.held_s
+            return SlowCall(each.operation, held_s, max(each.cpu_s, min(most_s, turn_cpu_s)))
+    operations = ", ".join(dict.fromkeys(each.operation for each in slow_calls)) or UNKNOWN_OPERATION
+    return SlowCall(operations, held_s, min(held_s, max(turn_cpu_s, sum(each.cpu_s for each in slow_calls))))
 
 
 def _describe_call(call: Callable[..., object]) -> str:

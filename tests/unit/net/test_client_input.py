@@ -11,7 +11,7 @@ import pytest
 
 from headrace import Server
 from headrace.config.options import WebSocketOptions
-from headrace.net import client_input, turn_queue
+from headrace.net import client_input, connection, turn_queue
 from headrace.net.client_input import INPUT_SLICE_S, PIECE_BYTES_MIN, PIECE_S, ClientInput, feed_slice
 
 
@@ -65,6 +65,7 @@ async def test_everything_arrives_in_order_across_slices(
     finish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_input, "INPUT_SLICE_S", 0.0)  # so that each turn parses one piece
+    monkeypatch.setattr(connection, "FIRST_PING_S", 3600.0)  # so that the receiver reads nothing else
     count = 5_000
     async with Server() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -78,7 +79,7 @@ async def test_everything_arrives_in_order_across_slices(
             await reader.readuntil(b"PONG\r\n")
         else:
             writer.write_eof()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             for number in range(count):
                 assert await receiver.readline() == b"MSG numbers.%d 1 4\r\n" % number
                 await receiver.readline()
@@ -101,7 +102,7 @@ async def test_clients_that_send_at_the_same_time_share_turns(monkeypatch: pytes
         clients = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(50)]
         for number, (_, writer) in enumerate(clients):
             writer.write(b'CONNECT {"verbose":false}\r\nSUB numbers.* %d\r\nPING\r\n' % number)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             for reader, _ in clients:
                 await reader.readuntil(b"PONG\r\n")
             clients[0][1].write(b"PUB numbers.1 2\r\nok\r\n")
@@ -154,7 +155,7 @@ async def test_a_compressed_message_is_inflated_as_it_is_parsed(
     monkeypatch.setattr(ClientInput, "_parse_rest", observe)
     options = WebSocketOptions(port=-1, host="127.0.0.1", no_tls=True, compression=True)
     count = 50_000
-    async with Server(websocket=options) as server, asyncio.timeout(30):
+    async with Server(websocket=options) as server, asyncio.timeout(90):
         receiver, sender = await asyncio.open_connection("127.0.0.1", server.port)
         sender.write(b'CONNECT {"verbose":false}\r\nSUB last 1\r\nPING\r\n')
         await receiver.readuntil(b"PONG\r\n")

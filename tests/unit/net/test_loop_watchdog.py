@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +15,7 @@ import uvloop
 
 from headrace.net import loop_watchdog
 from headrace.net.logs import Logger
-from headrace.net.loop_watchdog import UNKNOWN_OPERATION, LoopWatchdog
+from headrace.net.loop_watchdog import UNKNOWN_OPERATION, LoopWatchdog, SlowCall, find_cause
 from support.loop_stalls import find_stalls
 
 #: Longer than the interval between two measurements of an idle loop.
@@ -90,6 +92,22 @@ def test_an_inner_operation_is_named_instead_of_the_call_around_it(factory: Loop
     assert line.endswith(" for: $JS.API.STREAM.PURGE.S")
 
 
+def test_a_stall_says_what_the_kernel_did_meanwhile() -> None:
+    def act(_: LoopWatchdog) -> None:
+        with mmap.mmap(-1, 1 << 24) as memory:  # touching a new page is a fault
+            for at in range(0, len(memory), mmap.PAGESIZE):
+                memory[at] = 1
+        burn()
+
+    _, lines = observed(act, asyncio.new_event_loop)
+    (line,) = find_stalls("\n".join(lines))
+    found = re.search(
+        r"last measurement: (\d+) ms in the kernel, (\d+) page faults, \d+ preemptions\) for:", line
+    )
+    assert found is not None, line
+    assert int(found[2]) > 100
+
+
 def test_a_stall_that_nobody_reports_is_counted(factory: LoopFactory) -> None:
     watchdog, lines = observed(lambda _: burn(), factory)
     assert watchdog.stalls.count >= 1
@@ -101,6 +119,23 @@ def test_waiting_for_the_processor_uses_no_cpu_time(factory: LoopFactory) -> Non
     watchdog, lines = observed(lambda _: time.sleep(HELD_S), factory)
     assert watchdog.stalls.count >= 1
     assert not find_stalls("\n".join(lines))
+
+
+def test_work_in_earlier_turns_is_not_the_cpu_time_of_a_call_that_waits() -> None:
+    found = find_cause([SlowCall("garbage collection", 0.9, 0.01)], held_s=1.0, used_s=0.5, delay_s=0.02)
+    assert found.operation == "garbage collection"
+    assert found.cpu_s == pytest.approx(0.11)  # its own, and all of the time that it does not explain
+    found = find_cause([SlowCall("info", 0.03, 0.028)], held_s=0.055, used_s=0.06, delay_s=0.02)
+    assert found.cpu_s == pytest.approx(0.04)  # 20 ms may have been used before this turn
+    found = find_cause([SlowCall("info", 0.03, 0.028)], held_s=0.055, used_s=0.06, delay_s=0.2)
+    assert found.cpu_s == pytest.approx(0.028)
+
+
+def test_work_in_earlier_turns_is_not_the_cpu_time_of_a_turn_that_waits() -> None:
+    assert find_cause([], held_s=0.112, used_s=0.059, delay_s=0.2).cpu_s == 0.0
+    assert find_cause([], held_s=0.112, used_s=0.090, delay_s=0.02).cpu_s == pytest.approx(0.07)
+    slow_calls = [SlowCall("a", 0.04, 0.03), SlowCall("b", 0.04, 0.03)]
+    assert find_cause(slow_calls, held_s=0.112, used_s=0.07, delay_s=0.2).cpu_s == pytest.approx(0.06)
 
 
 def test_a_loop_that_waits_is_no_stall(factory: LoopFactory) -> None:
@@ -147,3 +182,12 @@ def test_a_stopped_watchdog_leaves_nothing_behind() -> None:
     watchdog, _ = observed(lambda _: None, asyncio.new_event_loop)
     watchdog.stop()
     assert gc.callbacks == before
+
+
+def test_one_short_stall_may_be_the_machine() -> None:
+    """The kernel counts interrupts and faults of guest memory as CPU time of the thread that they hit."""
+    short, long = (f"All clients waited {ms} ms ({ms} ms of CPU) for: x" for ms in (55, 120))
+    assert not find_stalls(short)
+    assert find_stalls(long) == [long]
+    assert find_stalls(f"{short}\n{short}") == [short, short]
+    assert find_stalls(f"{short}; 2 more since the last report") != []

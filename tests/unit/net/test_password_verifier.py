@@ -25,7 +25,7 @@ bcrypt = pytest.importorskip("bcrypt")
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 USERS = (User("ann", HASH), User("bob", "plain"))
 VIOLATION = b"-ERR 'Authorization Violation'\r\n"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @contextlib.asynccontextmanager

@@ -25,7 +25,7 @@ async def test_others_are_served_between_timers_that_are_due_together() -> None:
         timers.at_monotonic(due_ns, lambda number=number: call(number))
     driver = TimerDriver(timers, asyncio.get_running_loop())
     turns = set[int]()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         while len(made) < 5:
             turns.add(len(made))
             await asyncio.sleep(0)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from headrace._native import LeafnodeParser
 from headrace.auth.authenticator import AuthContext, SlowPassword
 from headrace.auth.authenticator import UserIdentity as Known
 from headrace.auth.nkeys import new_nonce
@@ -22,20 +23,20 @@ from headrace.config.leafnode_options import LeafnodeAddress, LeafnodeRemote
 from headrace.errors import ProtocolError
 from headrace.net.leafnode.leafnode_compression import LeafnodeCompression
 from headrace.net.leafnode.leafnode_input import LeafnodeInput, read_tcp_rtt_s
+from headrace.net.leafnode.leafnode_tls import load_leafnode_client_context
+from headrace.net.leafnode.output_queue import OutputQueue
 from headrace.net.listen_socket import get_peer_address
 from headrace.net.password_verifier import Greeting
 from headrace.net.tls_channel import TlsChannel
 from headrace.net.write_scheduler import SMALL_FANOUT_BYTES
 from headrace.protocol import server_lines
-from headrace.protocol.leafnode import LeafnodeParser
 
 if TYPE_CHECKING:
     from headrace.net.leafnode.leafnode_listener import LeafnodeListener
 
 FIRST_PING_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
-WRITE_BUFFER_BYTES = 1024 * 1024
-#: The timeout from the first INFO to the second, which confirms the connection.
+#: The timeout for each further step of the handshake: the reply to the announced compression, TLS, and the last INFO.
 ESTABLISH_TIMEOUT_S = 5.0
 #: The connection type that users can be restricted to.
 LEAFNODE = "LEAFNODE"
@@ -63,7 +64,7 @@ class LeafnodeConnection(LeafnodeInput):
         self._is_flushing = False  # the rest of a large output is scheduled
         self._nonce = new_nonce()
         self._timer: asyncio.TimerHandle | None = None
-        self._write_deadline_timer: asyncio.TimerHandle | None = None
+        self._output_queue: OutputQueue | None = None
         self._expiry_timer: asyncio.TimerHandle | None = None
         cid = listener.next_cid()
         remote_options = remote or LeafnodeRemote(urls=())
@@ -92,7 +93,7 @@ class LeafnodeConnection(LeafnodeInput):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have asyncio's methods but not its base class.
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._output_queue = self._listener.make_output_queue(self._transport, self.session, self._abort_slow)
         self.client_ip, self.client_port = get_peer_address(transport)
         self._rtt_start_s = self._loop.time()
         self._listener.connections[self.session.cid] = self
@@ -100,23 +101,29 @@ class LeafnodeConnection(LeafnodeInput):
             tls = self._remote.tls
             self._start_timeout(self._remote.first_info_timeout_s, "no INFO came")
             if tls is not None and tls.handshake_first:
-                self._start_handshake(self._listener.make_dial_context(self._remote))
+                self._start_handshake()
         else:
             self._start_timeout(self._listener.leafnode_options.auth_timeout_s, "Authentication Timeout")
             self._on_accepted()
 
     def _on_accepted(self) -> None:
         context, tls = self._listener.tls, self._listener.leafnode_options.tls
-        handshake_first = tls is not None and tls.handshake_first
-        if not handshake_first:
+        if tls is None or not tls.handshake_first:
             self._transport.write(self.info("", None, None))
         if context is not None:
             self._channel = TlsChannel(context)
 
-    def _start_handshake(self, context: ssl.SSLContext) -> None:
-        assert self._address is not None
-        self._channel = TlsChannel(context, self._address.host)
-        self.receive_tls(b"")
+    def _start_handshake(self) -> None:
+        assert self._remote is not None
+        self.pause_reading()
+        load_leafnode_client_context(self._remote.tls, self._on_context_loaded, self.on_tls_error)
+
+    def _on_context_loaded(self, context: ssl.SSLContext) -> None:
+        if not self._closing:
+            assert self._address is not None
+            self._channel = TlsChannel(context, self._address.host)
+            self.receive_tls(b"")
+            self.resume_reading()
 
     @property
     def is_trusted(self) -> bool:
@@ -160,7 +167,7 @@ class LeafnodeConnection(LeafnodeInput):
 
     def on_tls_error(self, error: ssl.SSLError) -> None:
         self._listener.log.warn(f"{self.label}: TLS: {error.reason or error}")
-        self._close_after_flush()
+        self.close()
 
     def on_tls_established(self) -> None:
         """Continue the handshake of the protocol after that of TLS."""
@@ -214,23 +221,20 @@ class LeafnodeConnection(LeafnodeInput):
             self.session.notify_writable()
 
     def write(self, data: bytes | bytearray) -> None:
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
+        if data and self._output_queue is not None and not self._transport.is_closing():
+            self._output_queue.write(data)
             pending = self._transport.get_write_buffer_size() + self._compression.pending_bytes
             if pending > self._listener.options.max_pending:
                 self._abort_slow("too much is pending")
 
     def pause_writing(self) -> None:
         self.session.blocked = True
-        timeout_s = self._listener.options.write_deadline_s
-        self._write_deadline_timer = self._loop.call_later(
-            timeout_s, self._abort_slow, "write deadline exceeded"
-        )
+        if self._output_queue is not None:
+            self._output_queue.on_full()
 
     def resume_writing(self) -> None:
-        if self._write_deadline_timer is not None:
-            self._write_deadline_timer.cancel()
-            self._write_deadline_timer = None
+        if self._output_queue is not None:
+            self._output_queue.on_drained()
         self.session.notify_writable()
 
     def _abort_slow(self, reason: str) -> None:
@@ -246,13 +250,13 @@ class LeafnodeConnection(LeafnodeInput):
         if text is not None:
             self.session.send(server_lines.encode_error(text))
             self._listener.log.error(f"{self.label}: closed: {text}")
-        self._close_after_flush()
+        self.close()
 
     def on_remote_error(self, text: str) -> None:
         self._listener.log.error(f"{self.label}: received error {text!r}")
-        self._close_after_flush()
+        self.close()
 
-    def _close_after_flush(self) -> None:
+    def close(self) -> None:
         """Close the connection after pending output has been sent."""
         if self._closing:
             return
@@ -273,8 +277,6 @@ class LeafnodeConnection(LeafnodeInput):
         self.session.close()
         self._transport.abort()
 
-    close = _close_after_flush
-
     # Timeouts
 
     def _start_timeout(self, timeout_s: float, error_text: str) -> None:
@@ -282,10 +284,11 @@ class LeafnodeConnection(LeafnodeInput):
         self._timer = self._loop.call_later(timeout_s, self.fail, error_text)
 
     def _cancel_timers(self) -> None:
-        for timer in (self._timer, self._write_deadline_timer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._write_deadline_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._output_queue is not None:
+            self._output_queue.cancel_deadline()
 
     def _ping(self) -> None:
         """Send a ping unless the other side was active since the last one."""
@@ -334,7 +337,7 @@ class LeafnodeConnection(LeafnodeInput):
             self._remote.tls.timeout_s if self._remote.tls else ESTABLISH_TIMEOUT_S, "TLS took too long"
         )
         if self._channel is None:
-            self._start_handshake(self._listener.make_dial_context(self._remote))
+            self._start_handshake()
         else:
             self.session.send_connect()
 
@@ -350,6 +353,8 @@ class LeafnodeConnection(LeafnodeInput):
             self.session.cid, self.client_ip, self._nonce, "", None, None, announced
         )
         if self._remote is not None:
+            # The other side replies with a second INFO, after another round trip.
+            self._start_timeout(ESTABLISH_TIMEOUT_S, "no INFO came after compression was announced")
             # The side that dialed announces the mode before it switches, the other side after it.
             self.session.send(info)
             self.flush()

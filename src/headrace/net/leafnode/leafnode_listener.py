@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from headrace.net.connection_context import ConnectionContext
 from headrace.net.leafnode.dialer import LeafnodeDialer
 from headrace.net.leafnode.leafnode_connection import LeafnodeConnection
 from headrace.net.leafnode.leafnode_tls import make_leafnode_client_context, make_leafnode_server_context
+from headrace.net.leafnode.output_queue import OutputQueue
 from headrace.net.listen_socket import start_listening
 from headrace.net.listener_profile import make_bind_error
 from headrace.net.logs import SILENT_LOGGER, Logger
@@ -70,6 +71,7 @@ class LeafnodeListener:
         self._client_registry = clients.registry
         self.password_verifier = clients.password_verifier
         self._client_backpressure = clients.backpressure
+        self._may_send = clients.may_send
         self._leafnode_sets: dict[str, LeafnodeSet] = {}
         self._authenticator = _make_authenticator(options)
         self._last_cid = 0
@@ -171,9 +173,6 @@ class LeafnodeListener:
             limits.append(session.identity.subscriptions)
         return all(count < each for each in limits if each >= 0)
 
-    def make_dial_context(self, remote: LeafnodeRemote) -> ssl.SSLContext:
-        return make_leafnode_client_context(remote.tls)
-
     def _get_authenticator(self) -> Authenticator:
         return self._authenticator or self._client_registry.authenticator
 
@@ -202,6 +201,12 @@ class LeafnodeListener:
                 identity.permissions, changed.permissions
             ):
                 connection.fail(UNAUTHORIZED)
+
+    def make_output_queue(
+        self, transport: asyncio.Transport, session: LeafnodeSession, on_stalled: Callable[[str], None]
+    ) -> OutputQueue:
+        """Return the queue for the output of a connection."""
+        return OutputQueue(transport, session, self.options.write_deadline_s, on_stalled, self._may_send)
 
     def make_credentials(
         self, remote: LeafnodeRemote, address: LeafnodeAddress, nonce: str

@@ -52,7 +52,7 @@ async def test_a_client_that_requires_tls_sends_nothing_without_it(
 ) -> None:
     async with hub([]) as other:
         url = f"{scheme}://user:pw@127.0.0.1:{other.port}"
-        async with dialling(LeafnodeRemote(urls=(url,), tls=tls)), asyncio.timeout(30):
+        async with dialling(LeafnodeRemote(urls=(url,), tls=tls)), asyncio.timeout(90):
             await other.came.wait()
         assert other.heard
         assert all(b"CONNECT" not in data for data in other.heard)
@@ -60,7 +60,7 @@ async def test_a_client_that_requires_tls_sends_nothing_without_it(
 
 @pytest.mark.parametrize("url", ["a..b:4222", "h" * 80 + ":1"])
 async def test_an_address_that_is_none_does_not_end_the_dialling(url: str) -> None:
-    async with hub([url]) as other, asyncio.timeout(30):
+    async with hub([url]) as other, asyncio.timeout(90):
         remote = LeafnodeRemote(urls=(f"nats-leaf://127.0.0.1:{other.port}",))
         async with dialling(remote):
             while len(other.heard) < 3:
@@ -70,7 +70,7 @@ async def test_an_address_that_is_none_does_not_end_the_dialling(url: str) -> No
 
 @pytest.mark.parametrize("credentials", ["user:pw@", "token@", ""])
 async def test_a_password_goes_to_configured_addresses_only(credentials: str) -> None:
-    async with hub([]) as named, hub([f"127.0.0.1:{named.port}"]) as configured, asyncio.timeout(30):
+    async with hub([]) as named, hub([f"127.0.0.1:{named.port}"]) as configured, asyncio.timeout(90):
         remote = LeafnodeRemote(urls=(f"nats-leaf://{credentials}127.0.0.1:{configured.port}",))
         async with dialling(remote):
             while len(configured.heard) < 4:

@@ -22,7 +22,7 @@ def make_hub() -> Server:
 async def connect(hub: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect and switch to compression."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hub.leafnode_port)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         await reader.readline()
         writer.write(INFO)
         assert await reader.readexactly(len(HEADER)) == HEADER
@@ -56,7 +56,7 @@ async def test_a_closed_connection_is_counted_and_keeps_no_buffer() -> None:
         await until(lambda: connection._compression._reader.buffered_bytes > 50_000)  # type: ignore[union-attr]
         writer.close()
         await writer.wait_closed()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await connection.closed
         assert hub.count_ended() == ended + 1
         assert connection._compression._reader is None

@@ -179,7 +179,7 @@ async def test_a_stranger_on_a_socket_is_disconnected() -> None:
     leafnodes = LeafnodeOptions(host="127.0.0.1", port=-1)
     async with Server(leafnodes=leafnodes) as hub:
         reader, writer = await asyncio.open_connection("127.0.0.1", hub.leafnode_port)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await reader.readline()
             writer.write(b'INFO {"compression":"s2_fast"}\r\n')
             said = await reader.readexactly(len(HEADER))

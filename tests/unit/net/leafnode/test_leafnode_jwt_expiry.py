@@ -36,7 +36,7 @@ async def until_it_goes(end_s: int) -> bytes:
         info = json.loads((await reader.readline())[5:])
         fields = {"name": "edge", "jwt": token, "sig": key.sign_nonce(info["nonce"])}
         writer.write(b"CONNECT %s\r\n" % json.dumps(fields).encode())
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(90):
             rest = await reader.read()
         writer.close()
         await writer.wait_closed()

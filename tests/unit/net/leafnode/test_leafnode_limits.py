@@ -16,7 +16,7 @@ async def test_subscriptions_are_counted_for_leafnodes_too() -> None:
         writer.write(
             b'CONNECT {"name":"edge"}\r\nLS+ a\r\nLS+ b\r\nLS+ b\r\nLS+ c\r\nLS- a\r\nLS+ d\r\nPING\r\n'
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             said = await reader.readuntil(b"PONG\r\n")
         assert said.count(b"-ERR 'maximum subscriptions exceeded'") == 1
         assert [entry["subscriptions"] for entry in hub.leafz_entries()] == [2]
