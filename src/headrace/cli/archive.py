@@ -1,0 +1,251 @@
+"""`headrace archive ...`: the archive of a server's journal in an object store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from headrace.cli import output
+from headrace.cli.exit_codes import FAILED, CliError
+from headrace.cli.session import without_connection
+
+if TYPE_CHECKING:
+    from headrace.archive.archive_restore import RestorePoint
+    from headrace.backup.target import BackupTarget
+
+archive_app = typer.Typer(
+    help="Check, list, verify and restore the archive of a server.", no_args_is_help=True
+)
+
+Result = TypeVar("Result")
+#: A restored state that is older than the moment by more than this gets a note.
+_FAR_NS = 60 * 1_000_000_000
+Url = Annotated[str, typer.Argument(help="The url of the archive: s3://, gs://, az://, file:// or nats://.")]
+Server = Annotated[
+    str, typer.Option("--server-id", metavar="ID", help="Which server, if the archive has several.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Keep = Annotated[str, typer.Option(metavar="DURATION", help="Window for restores, as in the configuration.")]
+
+
+@archive_app.command()
+@without_connection
+def check(url: Url, json: Json = False) -> None:
+    """Test an object store before use: races of eight writers, reads and lists after writes, clocks."""
+
+    async def work(target: BackupTarget) -> None:
+        from headrace.archive.store_check import check_store
+
+        found = await check_store(target)
+        if target.warning:
+            output.print_note(target.warning)
+        output.print_result(
+            json,
+            found,
+            f"{target.name} can be used: {found['rounds']} races of {found['writers']} writers, "
+            f"{found['seconds']} s, clock difference {found['clock_difference_s']} s",
+        )
+
+    _run(url, work)
+
+
+@archive_app.command("list")
+@without_connection
+def list_points(url: Url, json: Json = False) -> None:
+    """List the servers of an archive, their bases, and the groups that can be restored."""
+
+    async def work(target: BackupTarget) -> None:
+        from headrace.archive.archive_verify import find_servers, summarize
+        from headrace.archive.group_format import server_folder
+
+        found = []
+        for server in await find_servers(target):
+            summary = await summarize(target.open_folder(server_folder(server)), server)
+            found += [
+                {
+                    "server": server_folder(server),
+                    "base": record.id,
+                    "moment": _format_time(record.moment_ns),
+                    "epoch": record.epoch,
+                    "group": record.group,
+                    "bytes": record.bytes,
+                    "last_group": summary.last,
+                    "last_moment": _format_time(summary.last_ns),
+                    "last_epoch": summary.epoch,
+                    "floor": summary.floor,
+                }
+                for record in summary.bases
+            ]
+        if json:
+            output.print_json(found)
+            return
+        columns = ("server", "base", "moment", "epoch", "group", "bytes", "last_group", "last_moment")
+        rows = [tuple(str(each[name]) for name in columns) for each in found]
+        output.print_table(columns, rows)
+
+    _run(url, work)
+
+
+@archive_app.command()
+@without_connection
+def verify(url: Url, server_id: Server = "", json: Json = False) -> int:
+    """Read every object of an archive and compare its checksum. Exits with 1 if one is missing or damaged."""
+
+    async def work(target: BackupTarget) -> int:
+        from headrace.archive.archive_verify import choose_server, verify_archive
+        from headrace.archive.group_format import server_folder
+
+        server = await choose_server(target, server_id)
+        report = await verify_archive(target.open_folder(server_folder(server)), server)
+        values = {
+            "groups": report.groups,
+            "bases": report.bases,
+            "objects": report.objects,
+            "bytes": report.bytes,
+            "problems": report.problems,
+        }
+        for problem in [] if json else report.problems:
+            output.print_note(problem)
+        state = f"{len(report.problems)} problems" if report.problems else "all intact"
+        size = output.format_size(report.bytes)
+        output.print_result(json, values, f"{report.groups} groups, {report.bases} bases, {size}: {state}")
+        return FAILED if report.problems else 0
+
+    return _run(url, work)
+
+
+@archive_app.command()
+@without_connection
+def restore(
+    url: Url,
+    directory: Annotated[Path, typer.Argument(help="New --store_dir; must be empty.")],
+    at: Annotated[
+        str, typer.Option(metavar="TIME", help="Restore this moment: ISO 8601, UTC unless it says otherwise.")
+    ] = "",
+    group: Annotated[int, typer.Option(metavar="N", min=0, help="Restore the state after this group.")] = 0,
+    server_id: Server = "",
+    json: Json = False,
+) -> None:
+    """Restore an archive into an empty directory; by default the newest state.
+
+    The result is a new server, without an archive: it cannot disturb the original.
+    """
+
+    async def work(target: BackupTarget) -> None:
+        from headrace.archive.archive_restore import ArchiveRestore
+        from headrace.archive.archive_verify import choose_server
+        from headrace.archive.group_format import server_folder
+
+        point = _parse_point(at, group)
+        server = await choose_server(target, server_id)
+        folder = target.open_folder(server_folder(server))
+        result = await ArchiveRestore(folder, server, directory, point).run()
+        if result.skipped_epoch:
+            output.print_note(f"epoch {result.skipped_epoch} has no base yet: its groups are not restored")
+        if result.skipped_stores:
+            output.print_note(
+                f"{result.skipped_stores} accounts are newer than the base and are not restored"
+            )
+        if point.moment_ns - result.time_ns > _FAR_NS:
+            output.print_note(
+                f"the last group before {at} was sent {(point.moment_ns - result.time_ns) / 1e9:.0f} s earlier; a group "
+                "that was sent later may have messages from before that moment"
+            )
+        moment = _format_time(result.time_ns)
+        values = {
+            "directory": str(directory),
+            "base": result.record.id,
+            "group": result.group,
+            "moment": moment,
+            "frames": result.frames,
+        }
+        text = f"restored group {result.group} ({moment}) to {directory}: base {result.record.id}, {result.frames} frames"
+        output.print_result(json, values, text)
+
+    _run(url, work)
+
+
+@archive_app.command()
+@without_connection
+def trim(
+    url: Url,
+    keep: Keep = "7d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+    server_id: Server = "",
+    json: Json = False,
+) -> None:
+    """Remove bases and groups that no restore inside the window needs. A server with an archive does it by itself."""
+
+    async def work(target: BackupTarget) -> None:
+        await _trim(target, keep, dry_run, server_id, json)
+
+    _run(url, work)
+
+
+async def _trim(target: BackupTarget, keep: str, dry_run: bool, server_id: str, json: bool) -> None:
+    import time
+
+    from headrace.archive.archive_verify import choose_server
+    from headrace.archive.group_format import server_folder
+    from headrace.archive.group_log import GroupLog
+    from headrace.archive.group_writer import BASE_FOLDER
+    from headrace.archive.trimming import find_trim_plan, run_trim
+    from headrace.backup.backup_log import BackupLog
+    from headrace.durations import parse_duration_ns
+
+    server = await choose_server(target, server_id)
+    folder = target.open_folder(server_folder(server))
+    groups, bases = GroupLog(folder, server), folder.open_folder(BASE_FOLDER)
+    log = await BackupLog.load(bases, is_lenient=True)
+    plan = find_trim_plan(log, time.time_ns() - parse_duration_ns(keep))
+    floor = min(plan.floor, await groups.find_last() - 1)
+    removed = max(0, floor - (await groups.read_floor()).deleted)
+    values = {"bases": [each.id for each in plan.dropped], "groups": removed, "floor": floor}
+    for each in [] if json else plan.dropped:
+        output.print_note(f"base {each.id} of {_format_time(each.moment_ns)}")
+    if not dry_run:
+        await run_trim(bases, log, groups, plan, floor)
+    text = f"{len(plan.dropped)} bases and {removed} groups, up to group {floor}"
+    output.print_result(json, values, f"{'would remove' if dry_run else 'removed'} {text}")
+
+
+def _parse_point(at: str, group: int) -> RestorePoint:
+    from headrace.archive.archive_restore import RestorePoint
+
+    if at and group:
+        raise CliError("use either --at or --group")
+    if not at:
+        return RestorePoint(group=group)
+    try:
+        moment = datetime.fromisoformat(at)
+    except ValueError:
+        raise CliError(f"{at!r} is not a time: use ISO 8601, such as 2026-11-17T12:00:00Z") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return RestorePoint(moment_ns=int(moment.timestamp() * 1e9))
+
+
+def _format_time(time_ns: int) -> str:
+    return f"{datetime.fromtimestamp(time_ns / 1e9, UTC):%Y-%m-%dT%H:%M:%S.%fZ}" if time_ns else ""
+
+
+def _run(url: str, work: Callable[[BackupTarget], Coroutine[Any, Any, Result]]) -> Result:
+    try:
+        from headrace.archive.archive_target import open_archive
+    except ModuleNotFoundError as error:
+        raise CliError(f"archives require the package {error.name}: pip install 'headrace[claims]'") from None
+
+    async def run() -> Result:
+        target = open_archive(url)
+        try:
+            return await work(target)
+        finally:
+            await target.close()
+
+    with asyncio.Runner() as runner:
+        return runner.run(run())
