@@ -39,7 +39,7 @@ Begun = Callable[[Query], Query]
 _numbers = itertools.count(1)
 FOLDER = Path(__file__).parent
 #: Timeout for replies that must arrive. Generous, because the machine may pause for some seconds.
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 #: Queries are short and cores few: the second compiler and parallel collection would cost more than they save.
 BRISK = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 needs_read_limits = pytest.mark.skipif(
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(600))
             # A warning of Spark about recent pandas versions whenever Arrow is used; nothing here uses pandas.
             item.add_marker(pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"))
 

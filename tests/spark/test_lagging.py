@@ -211,14 +211,14 @@ def test_an_end_of_a_bucket_that_is_not_there_yet(broker: Broker, name: str) -> 
     stream = f"KV_{name}"
     broker.create(stream, subjects=[f"$KV.{name}.>"], max_msgs_per_subject=1)
     broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"1") for key in "abc"])
-    given = {"servers": broker.url, "bucket": name, "failOnDataLoss": "true", "reconnect": "20s"}
+    given = {"servers": broker.url, "bucket": name, "failOnDataLoss": "true", "reconnect": "120s"}
     started_s = time.monotonic()
     table = KvDataSource({**given, "ending": "6"}).reader(KV_SCHEMA)
     parts = table.partitions()
     assert {row["key"] for part in parts for batch in table.read(part) for row in batch.to_pylist()} == set(
         "abc"
     )
-    assert time.monotonic() - started_s < 10.0
+    assert time.monotonic() - started_s < 60.0
     table = KvDataSource({**given, "ending": "6", "failOnDataLoss": "false"}).reader(KV_SCHEMA)
     parts = table.partitions()
     broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"2") for key in "abc"])
@@ -243,7 +243,7 @@ def test_a_leader_that_does_not_answer_is_an_error(broker: Broker, name: str, be
     started_s = time.monotonic()
     with pytest.raises(ConnectionFailed, match=r"STREAM\.MSG\.GET"):
         list(query.read(parts[0]))
-    assert time.monotonic() - started_s < 20.0
+    assert time.monotonic() - started_s < 60.0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,10 +10,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headrace.reader.options import OptionError, parse_read_options
+from headrace.reader.queue_acker import QueueAcker
 from headrace.reader.stream_admin import StreamError
 from headrace.spark import schema as schemas
 from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
-from headrace.spark.queue_acker import QueueAcker
 from spark.conftest import Broker, eventually, make_batch_limit, needs_batch_starts
 
 SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)

@@ -68,7 +68,7 @@ def test_no_secret_is_shown(own_broker: Broker, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=280,
+        timeout=550,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

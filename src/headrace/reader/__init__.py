@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
     import pyarrow as pa
+    from pyiceberg.table import Table
 
     from headrace.claims.config import ClaimConfig
     from headrace.reader.options import ReadOptions
+    from headrace.reader.table_union import TableUnion
 
 __all__ = ["StreamScan", "read", "read_kv"]
 
@@ -47,6 +49,7 @@ def read(
     views: bool = False,
     batch_rows: int = 65_536,
     connection: Mapping[str, str] | None = None,
+    table: Table | None = None,
 ) -> StreamScan:
     """Read the live, committed messages of `stream`, as of now, in sequence order.
 
@@ -65,13 +68,21 @@ def read(
     into `data`, with the configuration in `claim_config`. Bad claims raise, or with `claim_errors="column"` are
     reported in column `claim_error`. From a server, a scan with claims registers a lease, so that no collector deletes
     what it may need; the lease lasts an hour.
+
+    `table` is a table of pyiceberg that `headrace table run` writes from the stream: its rows come first, and then those
+    that the stream has above it, also messages that the stream no longer has. Columns and their types are those of the
+    table. Rows of the table are in the order of its files.
     """
     _require_pyarrow()
+    if table is not None and (claims or views or pin):
+        raise ValueError("table cannot be combined with claims, views and pin")
     options = _make_options(source, stream, path, connection)
     row_format = RowFormat(time_unit, views, bool(parse_headers) or options.servers_given or bool(claims))
     backend = _open_backend(options, pin, lease_claims=bool(claims))
     try:
         read_range = ReadRange(_to_patterns(subject), start, end, batch_rows)
+        if table is not None:
+            return StreamScan(backend, *_make_union(table, options, backend).make_reader(read_range, columns))
         claim_options = make_claim_options(claims, claim_config, claim_errors)
         return StreamScan(
             backend, *make_stream_reader(backend, read_range, row_format, columns, claim_options)
@@ -204,6 +215,14 @@ def _open_backend(options: ReadOptions, pin: str | None, *, lease_claims: bool =
     if lease_claims:
         source.lease_claims(0)
     return source.open_backend(pin or "")
+
+
+def _make_union(table: Table, options: ReadOptions, backend: Backend) -> TableUnion:
+    from headrace.reader.open_source import open_source
+    from headrace.reader.table_union import TableUnion
+
+    info = open_source(options).get_info()
+    return TableUnion(table, info, backend, fail_on_data_loss=options.fail_on_data_loss)
 
 
 def _require_pyarrow() -> None:

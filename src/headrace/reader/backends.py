@@ -116,7 +116,7 @@ class ServerBackend:
         return lambda: self._read_rows(seq_range, read_range, layout.schema())
 
     def _to_seq(self, bound: BoundLike, default: int) -> int:
-        seq, time_ns = _parse_bound(bound)
+        seq, time_ns = parse_range_bound(bound)
         if time_ns is not None:
             return self._source.find_seq_at_time(time_ns) or self._stream_info.next_seq
         return default if seq is None else seq
@@ -133,7 +133,7 @@ class ServerBackend:
         needed = schema if "subject" in schema.names else schema.append(_make_string_field("subject"))
         try:
             for batch in read_seq_range(options, seq_range, needed, fetch):
-                matching = batch if subject else _filter_subjects(batch, read_range.patterns)
+                matching = batch if subject else filter_subjects(batch, read_range.patterns)
                 yield matching if needed is schema else matching.select(schema.names)
         finally:
             blocking_connection.drop_connection(address)
@@ -150,7 +150,7 @@ def _make_string_field(name: str) -> pa.Field:
     return pa.field(name, pa.string(), nullable=False)
 
 
-def _filter_subjects(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
+def filter_subjects(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
     """Return the rows whose subject matches one of several patterns: a server filters by one at most."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -171,12 +171,12 @@ def _filter_subjects(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.Rec
 def _make_selection(read_range: ReadRange) -> Selection:
     from headrace.storage.snapshot.open_snapshot import Selection
 
-    first_seq, first_ns = _parse_bound(read_range.start)
-    end_seq, end_ns = _parse_bound(read_range.end)
+    first_seq, first_ns = parse_range_bound(read_range.start)
+    end_seq, end_ns = parse_range_bound(read_range.end)
     return Selection(tuple(p.encode() for p in read_range.patterns), first_seq, end_seq, first_ns, end_ns)
 
 
-def _parse_bound(value: BoundLike) -> tuple[int | None, int | None]:
+def parse_range_bound(value: BoundLike) -> tuple[int | None, int | None]:
     """Return (sequence, nanoseconds), of which at most one is not None."""
     if isinstance(value, str):
         from headrace.reader.batch_cast import OPEN_END

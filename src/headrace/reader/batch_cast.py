@@ -42,3 +42,21 @@ def conform_array(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(arrow_type) or pa.types.is_integer(arrow_type):
         return array.cast(arrow_type, safe=False)
     return array.cast(arrow_type)
+
+
+def narrow_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with 32-bit offsets: batches are far below 2 GiB."""
+    return pa.schema([field.with_type(_narrow(field.type)) for field in schema])
+
+
+def _narrow(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_narrow(kind.value_type)))
+    if pa.types.is_map(kind):
+        key = kind.key_field.with_type(_narrow(kind.key_type))
+        return pa.map_(key, kind.item_field.with_type(_narrow(kind.item_type)))
+    return kind

@@ -12,6 +12,7 @@ import base64
 import itertools
 import json
 import os
+import random
 import re
 import socket
 import ssl
@@ -200,9 +201,9 @@ class BlockingConnection:
 
 
 def _connect_any(address: ServerAddress) -> tuple[socket.socket, dict[str, Any]]:
-    """Connect to the first server that accepts the connection."""
+    """Connect to a server that accepts the connection; in random order, so that many tasks use all of them."""
     failures: list[str] = []
-    for server in address.servers:
+    for server in random.sample(address.servers, len(address.servers)):
         try:
             return _connect(address, server)
         except OSError as error:

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from headrace.claims import reference as references
 from headrace.claims.config import ClaimConfig, from_mapping, load_all
-from headrace.claims.consumer import fetch
 from headrace.claims.errors import ClaimFailure, ConfigError, Forbidden, StoreUnavailable, TooLarge
+from headrace.claims.payload_fetch import fetch_whole
 from headrace.claims.reference import Reference
 from headrace.claims.stores import ObjectStore, open_store
 
@@ -145,10 +145,7 @@ async def _fetch_payload(config: ClaimConfig, reference: Reference) -> bytes:
     """Fetch a payload as one bytes object; retry if the store is unavailable."""
     for attempt in range(_ATTEMPTS):
         try:
-            pieces = [
-                piece async for piece in fetch(_get_store(os.getpid(), _ClaimConfigKey(config)), reference)
-            ]
-            return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+            return await fetch_whole(_get_store(os.getpid(), _ClaimConfigKey(config)), reference)
         except StoreUnavailable:
             if attempt == _ATTEMPTS - 1:
                 raise

@@ -58,6 +58,11 @@ class ReplyBlockScanner:
         """The header of the reply that ended the block."""
         return self._scanner.status
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no reply is missing before the last message: each names the message that was sent before it."""
+        return bool(self._scanner.is_complete)
+
     def scan(self, buffer: bytearray) -> bool:
         """Scan complete messages; return True once the reply that ends the block was found.
 

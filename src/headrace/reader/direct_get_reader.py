@@ -1,7 +1,8 @@
 """Fetches messages from a server by batched direct gets.
 
 Owns the requests. Invariant: what is passed on of a range is complete up to its last message, whichever replica or mirror
-replies. While Spark processes one block, the server prepares the next. Must not know how blocks are decoded.
+replies, and even if replies are lost. While Spark processes one block, the server prepares the next. Must not know how
+blocks are decoded.
 """
 
 from __future__ import annotations
@@ -120,9 +121,8 @@ def _fetch_replies(options: ReadOptions, request: dict[str, Any]) -> tuple[Reply
     def ask(connection: BlockingConnection) -> tuple[ReplyBlock, bytes]:
         scanner = _request(connection, options, request)
         assert scanner is not None, "something is wanted"
-        _receive(connection, scanner)
-        _parse_last_seq(scanner.status, options)
-        return scanner.take_block(connection.buffer), scanner.status
+        block, _ = _receive_block(connection, options, scanner)
+        return block, scanner.status
 
     mark_reachable(options.address)
     return with_retry(options.address, options.reconnect_s, ask)
@@ -151,9 +151,7 @@ def fetch_blocks(options: ReadOptions, start: int, end: int) -> Iterator[ReplyBl
     scanner = _request(connection, options, _make_range_request(options, start, end))
     try:
         while scanner is not None:
-            _receive(connection, scanner)
-            found = scanner.take_block(connection.buffer)
-            last = _parse_last_seq(scanner.status, options)
+            found, last = _receive_block(connection, options, scanner)
             block = _keep_certain(options, start, found)
             has_more = len(found) == len(block) > 0 and _IS_LAST not in scanner.status
             start = last + 1
@@ -191,6 +189,20 @@ def _request(
     reply = connection.new_inbox()
     connection.send(b"PUB %s %s %d\r\n%s\r\n" % (subject, reply, len(body), body))
     return ReplyBlockScanner(reply)
+
+
+def _receive_block(
+    connection: BlockingConnection, options: ReadOptions, scanner: ReplyBlockScanner
+) -> tuple[ReplyBlock, int]:
+    """Return the replies to a request, and the last sequence that the server sent.
+
+    Each reply names the one sent before it, and the status the last one: if one is missing, the request is repeated.
+    """
+    _receive(connection, scanner)
+    block, last = scanner.take_block(connection.buffer), _parse_last_seq(scanner.status, options)
+    if not scanner.is_complete or last != (int(block.seqs[-1]) if len(block) else 0):
+        raise ConnectionFailed(f"replies to a direct get of stream {options.stream!r} are missing")
+    return block, last
 
 
 def _receive(connection: BlockingConnection, scanner: ReplyBlockScanner) -> None:

@@ -26,7 +26,7 @@ def make_key_prefix(bucket: str) -> str:
 
 def to_kv_columns(batch: pa.RecordBatch, prefix: str) -> dict[str, pa.Array]:
     """Make columns of a bucket from columns of its stream."""
-    operations = _get_operations(batch.column("headers"))
+    operations = get_operations(batch.column("headers"))
     is_put = pc.equal(operations, "put")
     data = batch.column("data")
     return {
@@ -39,7 +39,7 @@ def to_kv_columns(batch: pa.RecordBatch, prefix: str) -> dict[str, pa.Array]:
     }
 
 
-def _get_operations(headers: pa.MapArray) -> pa.Array:
+def get_operations(headers: pa.MapArray) -> pa.Array:
     """Return the operation of each message on its key."""
     if headers.null_count == len(headers):
         return pa.array(["put"] * len(headers), pa.string())

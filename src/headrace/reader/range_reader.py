@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from headrace.errors import DataLoss
 from headrace.reader.batch_cast import OPEN_END, SeqRange, build_batch
-from headrace.reader.blocking_connection import ConnectionFailed, drop_connection
+from headrace.reader.blocking_connection import ConnectionFailed, ServerAddress, drop_connection
 from headrace.reader.direct_get_decode import ReplyBlock, StoredMessage, block_of
 from headrace.reader.leader_reader import LeaderReader
 from headrace.reader.options import ReadOptions
@@ -187,6 +187,11 @@ class Lag:
         self._tries += 1
 
 
+def info_address(options: ReadOptions) -> ServerAddress:
+    """Return the address of a connection for requests about a stream while blocks of it are read."""
+    return replace(options.address, name=f"{options.address.name or 'headrace spark'} info")
+
+
 def _check_data_loss(options: ReadOptions, seq_range: SeqRange, next_seq: int, seqs: Ints) -> None:
     """Check sequences from `next_seq` on that are missing in a block.
 
@@ -196,8 +201,9 @@ def _check_data_loss(options: ReadOptions, seq_range: SeqRange, next_seq: int, s
     if len(seqs) > last - next_seq or not options.fail_on_data_loss or seq_range.first_seq > seq_range.start:
         return
     # Over a separate connection: on the one for blocks, the next block is already in transit.
-    own_address = replace(options.address, name="headrace spark info")
-    stream_info = fetch_stream_info(own_address, options.api_prefix, options.stream, options.reconnect_s)
+    stream_info = fetch_stream_info(
+        info_address(options), options.api_prefix, options.stream, options.reconnect_s
+    )
     lost_end = min(stream_info.first_seq, last + 1, seq_range.end)
     missing = lost_end - next_seq - int(np.searchsorted(seqs, lost_end))
     if missing > 0 and stream_info.retention == "limits":

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.extras import require_extra
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.claims.resolve import resolve
 
 __all__ = ["register", "resolve"]
+
+require_extra("spark", "pyspark", "pyarrow")
 
 
 def register(spark: SparkSession) -> None:

@@ -32,7 +32,7 @@ class CheckResult:
 
 def run_checks(servers: str = "", stream: str = "") -> Iterator[CheckResult]:
     """Run all checks, in the order in which a query meets them."""
-    yield _run_check("Java", _check_java)
+    yield _run_check("Java", check_java)
     yield _run_check("PySpark", _check_pyspark)
     yield _run_check("Python of Spark's workers", _check_python)
     yield _run_check("discovery", _check_discovery)
@@ -53,18 +53,18 @@ def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
         return CheckResult(name, False, str(error))
 
 
-def _check_java() -> str:
+def check_java() -> str:
+    """Return version and path of Java; raise `CheckFailed` if there is none that Spark can use."""
     program = shutil.which("java")
     if program is None:
         raise CheckFailed(
-            "java is not on the PATH; Spark 4 needs Java 17, for example openjdk-17-jre-headless"
+            f"java is not on the PATH; Spark 4 needs Java {_JAVA_MIN} or later, for example openjdk-17-jre-headless"
         )
     version_text = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(\d+)', version_text)
     if not found or int(found[1]) < _JAVA_MIN:
-        raise CheckFailed(
-            f"{program} is {version_text.partition(chr(10))[0]}; Spark 4 needs Java {_JAVA_MIN} or later"
-        )
+        first_line = version_text.strip().partition("\n")[0]
+        raise CheckFailed(f"{program} says {first_line!r}; Spark 4 needs Java {_JAVA_MIN} or later")
     return f"{found[1]} ({program})"
 
 

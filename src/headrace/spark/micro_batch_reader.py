@@ -20,6 +20,7 @@ from headrace.reader.batch_cast import SeqRange
 from headrace.reader.claim_lease import ClaimReaderLease, LeaseRange, may_read_claims
 from headrace.reader.open_source import open_source
 from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, OptionError, ReadOptions
+from headrace.reader.queue_acker import QueueAcker
 from headrace.reader.read_source import ReadSource
 from headrace.reader.stream_admin import StreamInfo
 from headrace.spark.idle_pause import IdlePause
@@ -42,7 +43,6 @@ from headrace.spark.pyspark_compat import (
     SupportsTriggerAvailableNow,
 )
 from headrace.spark.query_rows import RowConverter
-from headrace.spark.queue_acker import QueueAcker
 from headrace.spark.stream_identity import IdentityChecker
 
 

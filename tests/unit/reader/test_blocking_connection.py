@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.identities import trusting_server
 from conformance.servers import KINDS, Server, Setup
+from headrace.reader import blocking_connection
 from headrace.reader.blocking_connection import (
     BlockingConnection,
     ConnectionFailed,
@@ -76,7 +78,24 @@ def test_the_next_server_is_tried_and_pings_are_answered() -> None:
         ServerAddress(servers=("nats://127.0.0.1:1", f"nats://127.0.0.1:{listener.getsockname()[1]}"))
     )
     assert link.request("q").payload == b"hi"
-    thread.join(10)
+    thread.join(60)
     link.close()
     listener.close()
     assert heard[-1] == b"PONG\r\n"
+
+
+def test_connections_use_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise every task of a Spark job would read through the first server of a cluster."""
+    used: list[str] = []
+
+    def connect(address: ServerAddress, server: str) -> tuple[Any, dict[str, Any]]:
+        used.append(server)
+        if server == "b":
+            raise OSError("refused")
+        return None, {}
+
+    monkeypatch.setattr(blocking_connection, "_connect", connect)
+    address = ServerAddress(servers=("a", "b", "c"))
+    reached = {blocking_connection._connect_any(address) and used[-1] for _ in range(100)}
+    assert reached == {"a", "c"}
+    assert set(used) == {"a", "b", "c"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.deprecation import renamed_names
+from headrace.spark.jobs.compact_table import CompactSummary, compact
 from headrace.spark.jobs.job_result import Progress, Summary
 from headrace.spark.jobs.kv_snapshot import snapshot_bucket
 from headrace.spark.jobs.landing import LAYOUTS, default_checkpoint, land, start_landing
@@ -26,11 +27,13 @@ __all__ = [
     "LAYOUTS",
     "AuditSummary",
     "CollectSummary",
+    "CompactSummary",
     "Landed",
     "Progress",
     "Summary",
     "claims_audit",
     "claims_collect",
+    "compact",
     "default_checkpoint",
     "land",
     "landed_ranges",

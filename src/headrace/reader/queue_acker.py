@@ -1,4 +1,4 @@
-"""Acknowledges what Spark has finished, and nothing else, through a durable consumer of the query.
+"""Acknowledges what Spark or a table has finished, and nothing else, through a durable consumer of its own.
 
 Owns the consumer and its acknowledgements. Invariant: no message at or after the horizon is ever acknowledged, so that
 a work queue keeps everything that a replayed batch reads. The consumer receives headers only; the rows are read by
@@ -19,10 +19,11 @@ from headrace.reader.stream_admin import StreamError, call_api, with_retry
 _BATCH_MAX = 1000
 _ACK_WAIT_NS = 60_000_000_000
 _EXPIRES_NS = 1_000_000_000
+_NO_CONSUMER = "[10014]"
 
 
 class QueueAcker:
-    """Acknowledges for a query that reads through a consumer."""
+    """Acknowledges for a query or a table that owns a consumer."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -53,7 +54,7 @@ class QueueAcker:
             config = self._create_consumer(connection)
         if config.get("deliver_subject") or config.get("ack_policy") != "explicit":
             raise OptionError(
-                f"consumer {options.consumer!r} cannot acknowledge for a query: it must be a pull consumer with "
+                f"consumer {options.consumer!r} cannot acknowledge for a query or a table: it must be a pull consumer with "
                 "explicit acknowledgement; delete it, or name another one in option `consumer`"
             )
         self._check_filters(config)
@@ -81,7 +82,7 @@ class QueueAcker:
             "deliver_policy": "all",
             "headers_only": True,
             "max_ack_pending": -1,
-            "description": "messages processed by a Spark query",
+            "description": "messages processed by a Spark query or a table",
         }
         subject = f"{options.api_prefix}.CONSUMER.CREATE.{self._consumer_path}"
         if options.subject and options.subject != ">":
@@ -146,6 +147,20 @@ class QueueAcker:
             count += 1
             if count == self._pull_batch:
                 return
+
+
+def delete_consumer(options: ReadOptions) -> None:
+    """Delete the consumer of a query or a table; nothing happens if there is none."""
+    subject = f"{options.api_prefix}.CONSUMER.DELETE.{options.stream}.{options.consumer}"
+
+    def send_request(connection: BlockingConnection) -> None:
+        try:
+            call_api(connection, subject)
+        except StreamError as error:
+            if _NO_CONSUMER not in str(error):
+                raise
+
+    with_retry(options.address, options.reconnect_s, send_request)
 
 
 def _is_end_of_pull(message: Msg, subject: str) -> bool:
