@@ -7,11 +7,24 @@ from importlib.resources import files
 
 from headrace.monitor.http import HttpResponse
 
+_SCRIPTS = (
+    "api",
+    "buckets",
+    "charts",
+    "consumers",
+    "dom",
+    "headrace",
+    "messages",
+    "overview",
+    "schedules",
+    "streams",
+    "tables",
+)
 _TYPES = {
     "index.html": "text/html; charset=utf-8",
     "headrace.css": "text/css; charset=utf-8",
-    "headrace.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
+    **{f"{name}.js": "text/javascript; charset=utf-8" for name in _SCRIPTS},
 }
 #: The browser loads and runs only the page's own files, so that message contents cannot inject any.
 _HEADERS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headrace.archive.archive_stats import ArchiveStats
     from headrace.broker import Accounts
 
 
@@ -18,9 +19,9 @@ def find_unhealthy_reason(accounts: Accounts) -> str:
     return ""
 
 
-def find_warnings(accounts: Accounts) -> list[str]:
-    """Return warnings of a server that works: damage in the store, streams that could not be started."""
-    found: list[str] = []
+def find_warnings(accounts: Accounts, archive: ArchiveStats | None = None) -> list[str]:
+    """Return warnings of a server that works: damage in the store, streams that could not be started, a late archive."""
+    found: list[str] = [archive.warning] if archive is not None and archive.warning else []
     for jetstream in accounts.jetstreams():
         report = jetstream.store.report()
         found += [f"damage in the store: {damage}; run headrace fsck for details" for damage in report.damage]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any, NamedTuple
@@ -42,11 +42,11 @@ class HttpRequest:
 
 
 class HttpResponse(NamedTuple):
-    """The response of a page. The body may be a view of a mapped file: it is sent in pieces."""
+    """The response of a page. The body may be a view of a mapped file, which is sent in pieces, or have several parts."""
 
     status: int
     content_type: str
-    body: bytes | memoryview
+    body: bytes | memoryview | list[bytes]
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -95,11 +95,16 @@ class HttpServer:
         on_error: Callable[[str], None],
         *,
         methods: Mapping[str, tuple[str, ...]] | None = None,
+        may_send: Callable[[], bool] | None = None,
     ) -> None:
-        """`methods` has the methods that a path accepts besides GET and HEAD."""
+        """`methods` has the methods that a path accepts besides GET and HEAD.
+
+        `may_send` returns whether this server may still send anything: a standby may have taken over.
+        """
         self._pages = dict(pages)
         self._methods = dict(methods or {})
         self._on_error = on_error
+        self._may_send = may_send
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.page_counts = dict.fromkeys(self._pages, 0)
@@ -125,7 +130,7 @@ class HttpServer:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        connection = HttpConnection(reader, writer)
+        connection = HttpConnection(reader, writer, self._may_send)
         try:
             while await self._handle_request(connection):
                 pass
@@ -173,9 +178,15 @@ class HttpServer:
 class HttpConnection:
     """One connection: reads requests and writes responses. h11 does the framing and refuses what is ambiguous."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        may_send: Callable[[], bool] | None = None,
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._may_send = may_send
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
 
     async def receive(self) -> HttpRequest | None:
@@ -198,9 +209,15 @@ class HttpConnection:
         while (event := connection.next_event()) is h11.NEED_DATA:
             if connection.they_are_waiting_for_100_continue:
                 go_on = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-                self._writer.write(connection.send(go_on) or b"")
+                self._write(connection.send(go_on))
             connection.receive_data(await self._reader.read(HEAD_BYTES_MAX))
         return event
+
+    def _write(self, data: bytes | None) -> None:
+        if self._may_send is not None and not self._may_send():
+            self._writer.transport.abort()
+            raise ConnectionAbortedError("this server may not send anything any more")
+        self._writer.write(data or b"")
 
     async def respond(self, response: HttpResponse, *, with_body: bool = True, close: bool = False) -> bool:
         """Send a response; return whether the connection stays open for another request."""
@@ -208,13 +225,12 @@ class HttpConnection:
         headers = [*_list_headers(response), *([("Connection", "close")] if close else [])]
         reason = _REASONS.get(response.status, "")
         head = h11.Response(status_code=response.status, headers=headers, reason=reason)
-        writer.write(connection.send(head) or b"")
-        view = memoryview(response.body if with_body else b"")
-        for start in range(0, len(view), _CHUNK_BYTES):
-            writer.write(connection.send(h11.Data(data=bytes(view[start : start + _CHUNK_BYTES]))) or b"")
+        self._write(connection.send(head))
+        for chunk in _iter_chunks(response) if with_body else ():
+            self._write(connection.send(h11.Data(data=chunk)))
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await writer.drain()
-        writer.write(connection.send(h11.EndOfMessage()) or b"")
+        self._write(connection.send(h11.EndOfMessage()))
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             await writer.drain()
         if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
@@ -249,10 +265,19 @@ def _make_request(head: h11.Request, headers: Mapping[str, str], body: bytes) ->
     return HttpRequest(head.method.decode("latin-1"), unquote(target.path), query, headers, body)
 
 
+def _iter_chunks(response: HttpResponse) -> Iterator[bytes]:
+    for part in response.body if isinstance(response.body, list) else [response.body]:
+        view = memoryview(part)
+        for start in range(0, len(view), _CHUNK_BYTES):
+            yield bytes(view[start : start + _CHUNK_BYTES])
+
+
 def _list_headers(response: HttpResponse) -> list[tuple[str, str]]:
+    body = response.body
+    size = sum(map(len, body)) if isinstance(body, list) else len(body)
     return [
         ("Content-Type", response.content_type),
-        ("Content-Length", str(len(response.body))),
+        ("Content-Length", str(size)),
         ("X-Content-Type-Options", "nosniff"),
         *response.headers,
     ]

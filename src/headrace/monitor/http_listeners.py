@@ -9,6 +9,7 @@ from headrace.config.options import ServerOptions
 from headrace.monitor.http import HttpServer
 from headrace.monitor.monitored_server import MonitoredServer
 from headrace.monitor.routes import METHODS, make_pages
+from headrace.monitor.server_history import ServerHistory
 from headrace.net.listener_profile import format_address, make_bind_error
 from headrace.net.logs import Logger
 
@@ -22,13 +23,20 @@ class MonitorPorts:
         self._port_settings = (("http", options.http_port, "-m"), ("https", options.https_port, "-ms"))
         self._log = log
         self._http_servers: dict[str, HttpServer] = {}
+        self._history = ServerHistory(server)
 
     async def start(self, tls: ssl.SSLContext | None) -> None:
         """Open the configured ports; raise OptionsError if one is not available."""
+        self._history.start()
         for scheme, port, flag in self._port_settings:
             if not port:
                 continue
-            http_server = HttpServer(make_pages(self._server), self._log.error, methods=METHODS)
+            http_server = HttpServer(
+                make_pages(self._server, self._history),
+                self._log.error,
+                methods=METHODS,
+                may_send=self._server.listener.context.may_send,
+            )
             try:
                 await http_server.start(self._host, port, tls if scheme == "https" else None)
             except OSError as error:
@@ -37,6 +45,7 @@ class MonitorPorts:
             self._log.info(f"Starting {scheme} monitor on {format_address(self._host, http_server.port)}")
 
     async def stop(self) -> None:
+        self._history.stop()
         for http_server in self._http_servers.values():
             await http_server.stop()
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from headrace.monitor.query import Query, has_flag, parse_offset_limit
-from headrace.monitor.sliced_page import PageRows
+from headrace.monitor.sliced_page import PageRows, PageTotal
 
 if TYPE_CHECKING:
     from headrace.broker.accounts import Account
     from headrace.broker.jetstream import AccountJetStream
     from headrace.broker.stream import Stream
     from headrace.config.options import ServerOptions
+
+_STREAMS_PER_STEP = 100
+#: Up to this many, the consumers of a stream are encoded together with it.
+_FEW_CONSUMERS = 8
 
 
 def jsz(options: ServerOptions, accounts: Iterable[Account], query: Query) -> dict[str, Any]:
@@ -65,14 +67,27 @@ def _make_stats(jetstreams: list[AccountJetStream], accounts: int) -> dict[str, 
 
 
 def _make_counts(selected: list[tuple[Account, AccountJetStream]]) -> dict[str, Any]:
-    streams = [stream for _, jetstream in selected for stream in jetstream.streams.values()]
+    jetstreams = [jetstream for _, jetstream in selected]
     return {
-        "streams": len(streams),
-        "consumers": sum(len(stream.consumers) for stream in streams),
-        "messages": sum(stream.log.messages for stream in streams),
-        "bytes": sum(stream.log.bytes for stream in streams),
+        "streams": sum(len(jetstream.streams) for jetstream in jetstreams),
+        "consumers": sum(jetstream.totals.consumers for jetstream in jetstreams),
+        "messages": PageTotal(lambda: _iter_message_totals(jetstreams)),
+        "bytes": sum(
+            jetstream.quota.usage(kind)[0] for jetstream in jetstreams for kind in ("memory", "file")
+        ),
         "total": len(selected),
     }
+
+
+def _iter_message_totals(jetstreams: list[AccountJetStream]) -> Iterator[int]:
+    total = 0
+    yield total
+    for jetstream in jetstreams:
+        for number, stream in enumerate(jetstream.registry.iter_streams(), 1):
+            total += stream.log.messages
+            if number % _STREAMS_PER_STEP == 0:
+                yield total
+    yield total
 
 
 def _make_config(options: ServerOptions) -> dict[str, Any]:
@@ -95,22 +110,22 @@ def _make_account_detail(account: Account, jetstream: AccountJetStream, query: Q
 
 
 def _iter_stream_details(jetstream: AccountJetStream, query: Query) -> Iterator[dict[str, Any]]:
-    for stream in jetstream.registry.sorted_streams():
-        if jetstream.streams.get(stream.name) is stream:
-            yield _make_stream_detail(stream, query)
+    for stream in jetstream.registry.iter_streams():
+        yield _make_stream_detail(stream, query)
 
 
 def _make_stream_detail(stream: Stream, query: Query) -> dict[str, Any]:
     # If no account has JetStream, its modules are not loaded.
     from headrace.broker.streams.stream_info import make_stream_info
 
-    info = _to_builtins(make_stream_info(stream, in_list=True))
+    info = make_stream_info(stream, in_list=True)
     keys = ["name", "created", "state", "mirror", "sources"] + (
         ["config"] if has_flag(query, "config") else []
     )
     page: dict[str, Any] = {"name": stream.name} | {key: info[key] for key in keys if key in info}
     if has_flag(query, "consumers"):
-        page["consumer_detail"] = PageRows(lambda: _iter_consumer_details(stream))
+        details = PageRows(lambda: _iter_consumer_details(stream))
+        page["consumer_detail"] = list(details) if len(stream.consumers) <= _FEW_CONSUMERS else details
     return page
 
 
@@ -119,10 +134,4 @@ def _iter_consumer_details(stream: Stream) -> Iterator[dict[str, Any]]:
 
     for name, consumer in sorted(stream.consumers.items()):
         if stream.consumers.get(name) is consumer:
-            yield _to_builtins(make_consumer_info(consumer, in_list=True))
-
-
-def _to_builtins(info: dict[str, Any]) -> dict[str, Any]:
-    """Decode configurations, which are stored encoded, to plain values."""
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(info))
-    return decoded
+            yield make_consumer_info(consumer, in_list=True)

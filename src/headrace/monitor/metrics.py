@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace._native import describe_core
 from headrace.broker.accounts import Account
 from headrace.broker.stream import Stream
 from headrace.monitor.consumer_stats import get_consumer_stats
-from headrace.monitor.sliced_page import Slices
+from headrace.monitor.sliced_page import collect_parts
 from headrace.monitor.varz import SECOND_NS, ServerStats, get_resident_bytes
 from headrace.storage import FileDisk
 from headrace.storage.io.latency import BOUNDS_US, LatencyHistogram
+
+if TYPE_CHECKING:
+    from headrace.archive.archive_stats import ArchiveStats
+    from headrace.archive.follower import FollowerStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Type and help text by name.
@@ -51,6 +56,27 @@ METRIC_DEFINITIONS = {
     "store_pending_bytes": ("gauge", "Bytes accepted but not yet written to their files"),
     "store_free_bytes": ("gauge", "Free bytes on the disk of the store"),
     "commit_seconds": ("histogram", "Time to write and sync a frame"),
+    "archive_lag_groups": ("gauge", "Groups that the archive is behind, by their configured size"),
+    "archive_lag_bytes": ("gauge", "Bytes of journal files with frames that are not archived"),
+    "archive_lag_seconds": (
+        "gauge",
+        "Age of the newest moment that is archived completely; 0 if all is archived",
+    ),
+    "archive_late": ("gauge", "1 while the archive is further behind than max_lag"),
+    "archive_epoch": ("gauge", "Epoch of this server in the archive: the number of starts and takeovers"),
+    "archive_groups_total": ("counter", "Number of the newest group in the archive"),
+    "archive_bases_total": ("counter", "Bases made since the start"),
+    "archive_base_age_seconds": ("gauge", "Age of the newest base of this server, or time since its start"),
+    "archive_sent_bytes_total": ("counter", "Bytes of groups sent since the start"),
+    "archive_confirm_seconds": (
+        "histogram",
+        "Time from the local sync of a frame until the archive has it; only with `ack: remote`",
+    ),
+    "standby": ("gauge", "1 while this server is a standby and follows an archive"),
+    "standby_ready": ("gauge", "1 if the standby has a copy of the stores and could take over"),
+    "standby_lag_seconds": ("gauge", "Time since the standby last had everything that the archive has"),
+    "standby_group": ("gauge", "Number of the newest group that the standby has"),
+    "standby_leader_age_seconds": ("gauge", "Time since the leader object last changed"),
     "batches_open": ("gauge", "Atomic batches in flight"),
     "stream_messages": ("gauge", "Messages in the stream"),
     "stream_bytes": ("gauge", "Bytes in the stream"),
@@ -74,6 +100,12 @@ METRIC_DEFINITIONS = {
         "Ack floor: stream sequence up to which all messages are acknowledged",
     ),
     "consumer_paused": ("gauge", "1 while the consumer is paused"),
+    "consumer_blocked_keys": ("gauge", "Keys with messages that wait for the ack of an earlier one"),
+    "consumer_dead_letters_total": ("counter", "Messages published as dead letters since the server started"),
+    "consumer_dead_letter_failures_total": (
+        "counter",
+        "Failed attempts to publish a dead letter since the server started",
+    ),
 }
 
 _LINES_PER_PART = 1000
@@ -91,15 +123,42 @@ def render_metrics(
 
 async def render_metrics_sliced(
     stats: ServerStats, accounts: Iterable[Account], unhealthy_reason: str, claims: bytes = b""
-) -> bytes:
-    """Render all metrics, and let others be served meanwhile."""
-    parts: list[bytes] = []
-    with Slices() as slices:
-        for part in iter_metrics(stats, accounts, unhealthy_reason):
-            parts.append(part)
-            if slices.is_over():
-                await slices.next_turn()
-    return b"".join(parts) + claims
+) -> list[bytes]:
+    """Render all metrics in parts, and let others be served meanwhile."""
+    return [*await collect_parts(iter_metrics(stats, accounts, unhealthy_reason)), claims]
+
+
+def render_archive(archive: ArchiveStats | None) -> bytes:
+    """Render the metrics of the archive; nothing without one."""
+    if archive is None:
+        return b""
+    samples = {
+        "archive_lag_groups": archive.lag_groups,
+        "archive_lag_bytes": archive.lag_bytes,
+        "archive_lag_seconds": round(archive.lag_s, 3),
+        "archive_late": int(bool(archive.warning)),
+        "archive_epoch": archive.epoch,
+        "archive_groups_total": archive.group,
+        "archive_bases_total": archive.bases,
+        "archive_base_age_seconds": round(archive.base_age_s, 3),
+        "archive_sent_bytes_total": archive.bytes,
+    }
+    lines = [[*_format_head(name), _format_sample(name, (), value)] for name, value in samples.items()]
+    confirm = _format_histogram("archive_confirm_seconds", "", archive.confirm_latency)
+    return _encode_lines([*chain.from_iterable(lines), *_format_head("archive_confirm_seconds"), *confirm])
+
+
+def render_standby(standby: FollowerStats) -> bytes:
+    """Render the metrics of a standby that follows an archive."""
+    samples = {
+        "standby": 1,
+        "standby_ready": int(standby.is_ready),
+        "standby_lag_seconds": round(standby.lag_s, 3),
+        "standby_group": standby.group,
+        "standby_leader_age_seconds": round(standby.leader_age_s, 3),
+    }
+    lines = [[*_format_head(name), _format_sample(name, (), value)] for name, value in samples.items()]
+    return _encode_lines(list(chain.from_iterable(lines)))
 
 
 def iter_metrics(stats: ServerStats, accounts: Iterable[Account], unhealthy_reason: str) -> Iterator[bytes]:
@@ -114,7 +173,8 @@ def iter_metrics(stats: ServerStats, accounts: Iterable[Account], unhealthy_reas
     ):
         by_name.setdefault(name, []).append(_format_sample(name, labels, value))
         yield b""
-    for name, found in by_name.items():
+    for name in list(by_name):
+        found = by_name.pop(name)  # freed one after the other: all at once would take long
         for start in range(0, len(found), _LINES_PER_PART):
             head = [] if start else _format_head(name)
             yield _encode_lines(head + found[start : start + _LINES_PER_PART])
@@ -167,7 +227,7 @@ def _store_samples(accounts: list[Account]) -> Iterator[Sample]:
         store, labels = jetstream.store, (("account", account.display_name),)
         yield "api_requests_total", labels, jetstream.api_total
         yield "api_errors_total", labels, jetstream.api_errors
-        yield "batches_open", labels, jetstream.open_batches
+        yield "batches_open", labels, len(jetstream.totals.staged_batches)
         yield "store_full", labels, int(store.full)
         yield "store_poisoned", labels, int(store.poisoned is not None)
         yield "store_damaged_places", labels, len(store.report().damage)
@@ -179,9 +239,7 @@ def _iter_streams(account: Account) -> Iterator[Stream]:
     """Iterate over the streams that exist when it is their turn."""
     jetstream = account.jetstream
     if jetstream is not None:
-        for stream in jetstream.registry.sorted_streams():
-            if jetstream.streams.get(stream.name) is stream:
-                yield stream
+        yield from jetstream.registry.iter_streams()
 
 
 def _all_stream_samples(accounts: list[Account]) -> Iterator[Sample]:
@@ -229,6 +287,9 @@ def _consumer_samples(accounts: list[Account]) -> Iterator[Sample]:
                 yield "consumer_delivered_sequence", labels, shown.delivered
                 yield "consumer_ack_floor_sequence", labels, shown.ack_floor
                 yield "consumer_paused", labels, int(shown.paused)
+                yield "consumer_blocked_keys", labels, shown.blocked_keys
+                yield "consumer_dead_letters_total", labels, shown.dead_letters
+                yield "consumer_dead_letter_failures_total", labels, shown.failed_dead_letters
 
 
 def iter_commit_latency(accounts: Iterable[Account]) -> Iterator[tuple[str, LatencyHistogram]]:
@@ -242,11 +303,17 @@ def iter_commit_latency(accounts: Iterable[Account]) -> Iterator[tuple[str, Late
 def _format_commit_histogram(accounts: list[Account]) -> list[str]:
     lines: list[str] = []
     for name, latency in iter_commit_latency(accounts):
-        cumulative, labels = 0, f'account="{_escape(name)}"'
-        for bound_us, count in zip(BOUNDS_US, latency.counts, strict=False):
-            cumulative += count
-            lines.append(f'headrace_commit_seconds_bucket{{{labels},le="{bound_us / 1e6:g}"}} {cumulative}')
-        lines.append(f'headrace_commit_seconds_bucket{{{labels},le="+Inf"}} {latency.count}')
-        lines.append(f"headrace_commit_seconds_sum{{{labels}}} {latency.sum_us / 1e6}")
-        lines.append(f"headrace_commit_seconds_count{{{labels}}} {latency.count}")
+        lines += _format_histogram("commit_seconds", f'account="{_escape(name)}"', latency)
     return _format_head("commit_seconds") + lines if lines else []
+
+
+def _format_histogram(name: str, labels: str, latency: LatencyHistogram) -> list[str]:
+    lines: list[str] = []
+    cumulative, comma, block = 0, "," if labels else "", f"{{{labels}}}" if labels else ""
+    for bound_us, count in zip(BOUNDS_US, latency.counts, strict=False):
+        cumulative += count
+        lines.append(f'headrace_{name}_bucket{{{labels}{comma}le="{bound_us / 1e6:g}"}} {cumulative}')
+    lines.append(f'headrace_{name}_bucket{{{labels}{comma}le="+Inf"}} {latency.count}')
+    lines.append(f"headrace_{name}_sum{block} {latency.sum_us / 1e6}")
+    lines.append(f"headrace_{name}_count{block} {latency.count}")
+    return lines

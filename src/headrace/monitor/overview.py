@@ -1,4 +1,4 @@
-"""The data of the web page: the whole server in one value, polled once a second by each viewer.
+"""The data of the web page's overview: the whole server in one value, polled by each viewer.
 
 Owns the format. Bounded: only the busiest connections, only the newest events, at most `ROWS_MAX` streams and consumers.
 """
@@ -17,14 +17,13 @@ from headrace.broker.stream import Stream
 from headrace.jetstream_api.responses import SourceStatus
 from headrace.monitor.consumer_stats import get_consumer_stats
 from headrace.monitor.metrics import iter_commit_latency
-from headrace.monitor.sliced_page import PageRows
+from headrace.monitor.sliced_page import PAUSE, PageRows
 from headrace.monitor.varz import ServerStats, format_rfc3339, get_resident_bytes, make_loop_stats
 from headrace.net.client_connection import ClientConnection
+from headrace.storage.io.latency import BOUNDS_US
 
 ROWS_MAX = 1000
 CONNECTIONS_MAX = 100
-_CLAIMS, _AUDIT = "CLAIMS", "CLAIMS_AUDIT"
-_CLAIM_EVENTS = ("created", "retrieved", "released", "deleted", "expired", "failed", "collected")
 
 
 def make_overview(
@@ -33,8 +32,23 @@ def make_overview(
     connections: Mapping[int, ClientConnection],
     unhealthy_reason: str,
 ) -> dict[str, Any]:
-    """Return everything but messages."""
-    jetstreams = [(a.display_name, a.jetstream) for a in accounts if a.jetstream is not None]
+    """Return everything but messages; for scripts, the page itself reads the summary and tables."""
+    jetstreams = _list_jetstreams(accounts)
+    return make_summary(stats, accounts, connections, unhealthy_reason) | {
+        "streams": PageRows(lambda: islice(_iter_streams(jetstreams), ROWS_MAX)),
+        "consumers": PageRows(lambda: _iter_consumers(jetstreams)),
+        "connections": _make_connections(connections),
+    }
+
+
+def make_summary(
+    stats: ServerStats,
+    accounts: Iterable[Account],
+    connections: Mapping[int, ClientConnection],
+    unhealthy_reason: str,
+) -> dict[str, Any]:
+    """Return what is small whatever the server has: figures of the server, its stores, recent events."""
+    jetstreams = _list_jetstreams(accounts)
     return {
         "server": _make_server(stats),
         "health": {"ok": not unhealthy_reason, "error": unhealthy_reason},
@@ -42,35 +56,36 @@ def make_overview(
         "commits": [
             _make_commits(display_name, latency) for display_name, latency in iter_commit_latency(accounts)
         ],
-        "streams": PageRows(lambda: islice(_iter_streams(jetstreams), ROWS_MAX)),
-        "consumers": PageRows(lambda: islice(_iter_consumers(jetstreams), ROWS_MAX)),
         "totals": {
             "streams": sum(len(jetstream.streams) for _, jetstream in jetstreams),
-            "consumers": sum(
-                len(stream.consumers) for _, jetstream in jetstreams for stream in jetstream.streams.values()
-            ),
+            "consumers": sum(jetstream.totals.consumers for _, jetstream in jetstreams),
+            "connections": len(connections),
         },
-        "claims": [
-            row for display_name, jetstream in jetstreams for row in make_claim_rows(display_name, jetstream)
-        ],
-        "connections": _make_connections(connections),
         "events": _make_events(jetstreams),
     }
 
 
+def _list_jetstreams(accounts: Iterable[Account]) -> list[tuple[str, AccountJetStream]]:
+    return [(a.display_name, a.jetstream) for a in accounts if a.jetstream is not None]
+
+
 def _iter_streams(jetstreams: list[tuple[str, AccountJetStream]]) -> Iterator[dict[str, Any]]:
     for display_name, jetstream in jetstreams:
-        for stream in jetstream.registry.sorted_streams():
-            if jetstream.streams.get(stream.name) is stream:
-                yield _make_stream(display_name, stream)
+        for stream in jetstream.registry.iter_streams():
+            yield make_stream_row(display_name, stream)
 
 
-def _iter_consumers(jetstreams: list[tuple[str, AccountJetStream]]) -> Iterator[dict[str, Any]]:
+def _iter_consumers(jetstreams: list[tuple[str, AccountJetStream]]) -> Iterator[object]:
+    found = 0
     for display_name, jetstream in jetstreams:
-        for stream in jetstream.registry.sorted_streams():
+        for stream in jetstream.registry.iter_streams():
             for name, consumer in sorted(stream.consumers.items()):
                 if stream.consumers.get(name) is consumer:
-                    yield _make_consumer(display_name, consumer)
+                    yield make_consumer_row(display_name, consumer)
+                    found += 1
+                    if found == ROWS_MAX:
+                        return
+            yield PAUSE
 
 
 def _make_server(stats: ServerStats) -> dict[str, Any]:
@@ -99,13 +114,14 @@ def _make_store(display_name: str, jetstream: AccountJetStream) -> dict[str, Any
     return {
         "account": display_name,
         "free": store.disk.free(),
+        "stored_bytes": jetstream.quota.usage("file")[0],
         "pending_bytes": store.pending_bytes,
         "full": store.full,
         "poisoned": str(store.poisoned or ""),
         "damage": [str(damage) for damage in islice(report.damage, 20)],
         "offline": report.offline_streams,
-        "batches_open": jetstream.open_batches,
-        "batch_bytes": jetstream.batch_bytes,
+        "batches_open": len(jetstream.totals.staged_batches),
+        "batch_bytes": jetstream.totals.staged_bytes,
         "api_requests": jetstream.api_total,
         "api_errors": jetstream.api_errors,
     }
@@ -117,10 +133,13 @@ def _make_commits(display_name: str, latency: Any) -> dict[str, Any]:
         "count": latency.count,
         "p50_us": latency.quantile_us(0.5),
         "p99_us": latency.quantile_us(0.99),
+        "bounds_us": list(BOUNDS_US),
+        "counts": list(latency.counts),
     }
 
 
-def _make_stream(display_name: str, stream: Stream) -> dict[str, Any]:
+def make_stream_row(display_name: str, stream: Stream) -> dict[str, Any]:
+    """Return the figures of a stream."""
     log, config, counts = stream.log, stream.config, stream.jetstream.event_history.counts
     now_ns = stream.jetstream.timers.now_ns()
     mirror = stream.sourcing.make_mirror_info(now_ns)
@@ -137,6 +156,8 @@ def _make_stream(display_name: str, stream: Stream) -> dict[str, Any]:
         "consumers": len(stream.consumers),
         "retention": config.retention,
         "storage": config.storage,
+        "max_bytes": config.max_bytes,
+        "max_msgs": config.max_msgs,
         "max_age_s": config.max_age // 1_000_000_000,
         "ttl": config.allow_msg_ttl,
         "marker_ttl_s": config.subject_delete_marker_ttl // 1_000_000_000,
@@ -164,7 +185,8 @@ def _make_source(source: SourceStatus, kind: str) -> dict[str, Any]:
     }
 
 
-def _make_consumer(display_name: str, consumer: Consumer) -> dict[str, Any]:
+def make_consumer_row(display_name: str, consumer: Consumer) -> dict[str, Any]:
+    """Return the figures of a consumer."""
     consumer_stats = get_consumer_stats(consumer)
     filters = [pattern.decode(errors="replace") for pattern in consumer.filters]
     return {
@@ -177,21 +199,24 @@ def _make_consumer(display_name: str, consumer: Consumer) -> dict[str, Any]:
 
 def _make_connections(connections: Mapping[int, ClientConnection]) -> list[dict[str, Any]]:
     busiest = sorted(connections.values(), key=lambda c: -(c.session.in_msgs + c.session.out_msgs))
-    return [
-        {
-            "cid": connection.session.cid,
-            "name": connection.session.name,
-            "lang": connection.session.lang,
-            "version": connection.session.version,
-            "account": connection.session.identity.account if connection.session.identity else "",
-            "address": f"{connection.client_ip}:{connection.client_port}",
-            "subscriptions": len(connection.session.subs),
-            "pending": connection.bytes_pending,
-            "in_msgs": connection.session.in_msgs,
-            "out_msgs": connection.session.out_msgs,
-        }
-        for connection in busiest[:CONNECTIONS_MAX]
-    ]
+    return [make_connection_row(connection) for connection in busiest[:CONNECTIONS_MAX]]
+
+
+def make_connection_row(connection: ClientConnection) -> dict[str, Any]:
+    """Return the figures of a connection."""
+    session = connection.session
+    return {
+        "cid": session.cid,
+        "name": session.name,
+        "lang": session.lang,
+        "version": session.version,
+        "account": session.identity.account if session.identity else "",
+        "address": f"{connection.client_ip}:{connection.client_port}",
+        "subscriptions": len(session.subs),
+        "pending": connection.bytes_pending,
+        "in_msgs": session.in_msgs,
+        "out_msgs": session.out_msgs,
+    }
 
 
 def _make_events(jetstreams: list[tuple[str, AccountJetStream]]) -> list[dict[str, Any]]:
@@ -200,34 +225,3 @@ def _make_events(jetstreams: list[tuple[str, AccountJetStream]]) -> list[dict[st
         for display_name, jetstream in jetstreams
         for event in jetstream.event_history.recent
     ]
-
-
-def make_claim_rows(display_name: str, jetstream: AccountJetStream) -> list[dict[str, Any]]:
-    """Return the claims of an account by namespace, if its streams have any."""
-    registry, audit = jetstream.streams.get(_CLAIMS), jetstream.streams.get(_AUDIT)
-    if registry is None:
-        return []
-    log = registry.log
-    found = log.iter_subject_counts(log.get_filter((b"$CLAIMS.namespace.*",)))
-    return [
-        {
-            "account": display_name,
-            "namespace": subject.rpartition(b".")[2].decode(errors="replace"),
-            "live": _count_messages(registry, b"$CLAIMS.claim.%b.*" % subject.rpartition(b".")[2]),
-            "events": _count_claim_events(audit, subject.rpartition(b".")[2]),
-        }
-        for subject, _ in islice(found, ROWS_MAX)
-    ]
-
-
-def _count_claim_events(audit: Stream | None, namespace: bytes) -> dict[str, int]:
-    if audit is None:
-        return {}
-    return {
-        event: _count_messages(audit, b"$CLAIMS.audit.%b.*.%b" % (namespace, event.encode()))
-        for event in _CLAIM_EVENTS
-    }
-
-
-def _count_messages(stream: Stream, pattern: bytes) -> int:
-    return stream.log.count_from(stream.log.get_filter((pattern,)), 1)

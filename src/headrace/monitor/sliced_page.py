@@ -7,7 +7,6 @@ are written. Between two slices streams and consumers may come and go, so rows m
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -17,6 +16,10 @@ import msgspec
 SLICE_S = 0.002
 #: Smaller pages are indented, for people.
 _INDENTED_BYTES_MAX = 64 * 1024
+
+
+#: What rows yield in place of a row after work that made none, so that others can be served.
+PAUSE = object()
 
 
 class PageRows:
@@ -41,6 +44,18 @@ class PageTotal:
 
     def __iter__(self) -> Iterator[int]:
         return self._count()
+
+
+class PageText:
+    """A long text in a page; its pieces are encoded one at a time."""
+
+    __slots__ = ("_make_pieces",)
+
+    def __init__(self, make_pieces: Callable[[], Iterator[str]]) -> None:
+        self._make_pieces = make_pieces
+
+    def __iter__(self) -> Iterator[str]:
+        return self._make_pieces()
 
 
 class Slices:
@@ -74,52 +89,77 @@ class Slices:
         self._start()
 
 
-def encode_rows(value: object) -> object:
-    """Convert rows for an encoder that makes everything at once: the `enc_hook` of msgspec."""
-    if isinstance(value, PageRows):
-        return list(value)
-    if isinstance(value, PageTotal):
-        return deque(value, maxlen=1).pop()
-    raise TypeError(f"a page cannot have a value of type {type(value).__name__}")
+async def encode_page(page: dict[str, Any]) -> list[bytes]:
+    """Encode a page in slices; return its parts, which are never joined if it is large."""
+    parts = await collect_parts(iter_json(page))
+    if sum(map(len, parts)) > _INDENTED_BYTES_MAX:
+        return parts
+    return [msgspec.json.format(b"".join(parts), indent=2)]
 
 
-async def encode_page(page: dict[str, Any]) -> bytes:
-    """Encode a page in slices."""
-    pieces = []
+async def collect_parts(pieces: Iterator[bytes]) -> list[bytes]:
+    """Collect pieces in slices; return one part for each slice."""
+    parts: list[bytes] = []
+    part = bytearray()
     with Slices() as slices:
-        for piece in _iter_json(page):
-            pieces.append(piece)
+        for piece in pieces:
+            part += piece
             if slices.is_over():
+                parts.append(bytes(part))
+                part.clear()
                 await slices.next_turn()
-    body = b"".join(pieces)
-    return msgspec.json.format(body, indent=2) if len(body) <= _INDENTED_BYTES_MAX else body
+    parts.append(bytes(part))
+    return parts
 
 
-def _iter_json(value: Any) -> Iterator[bytes]:
-    if not _has_rows(value):
-        yield msgspec.json.encode(value)
+class _HasRowsError(Exception):
+    """A value contains rows, so it cannot be encoded at once."""
+
+
+def _reject_rows(_: object) -> object:
+    raise _HasRowsError
+
+
+_encode_plain = msgspec.json.Encoder(enc_hook=_reject_rows).encode
+
+
+def encode_small(page: dict[str, Any]) -> bytes | None:
+    """Encode a page at once; return None if it has rows, which have to be encoded in slices."""
+    try:
+        return _encode_plain(page)
+    except _HasRowsError:
+        return None
+
+
+def iter_json(value: Any) -> Iterator[bytes]:
+    """Iterate over the JSON of a page in pieces; some are empty, so that a caller can stop between rows."""
+    try:
+        yield _encode_plain(value)
         return
+    except _HasRowsError:
+        pass
     if isinstance(value, PageTotal):
         totals = [0]
         for totals[0] in value:
             yield b""
         yield msgspec.json.encode(totals[0])
         return
+    if isinstance(value, PageText):
+        yield b'"'
+        for piece in value:
+            yield msgspec.json.encode(piece)[1:-1]
+        yield b'"'
+        return
     is_object = isinstance(value, dict)
     yield b"{" if is_object else b"["
     comma = b""
     for each in value:
+        if each is PAUSE:
+            yield b""
+            continue
         yield comma
         comma = b","
         if is_object:
             yield msgspec.json.encode(each) + b":"
-        yield from _iter_json(value[each] if is_object else each)
+        yield from iter_json(value[each] if is_object else each)
     yield b"}" if is_object else b"]"
-
-
-def _has_rows(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_rows, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_rows, value))
-    return isinstance(value, PageRows | PageTotal)

@@ -1,12 +1,14 @@
 """Requests and events on `$SYS.>`: the monitoring pages as requests, and clients that connect and disconnect.
 
 Every account may send `$SYS.REQ.USER.INFO`; the rest is visible only in the system account. Figures are those of the
-monitoring pages. It changes nothing.
+monitoring pages. It changes nothing; `ServerPins` beside it pins stores for backups.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +18,8 @@ from headrace.monitor.connz import get_account_name
 from headrace.monitor.health import find_unhealthy_reason
 from headrace.monitor.monitored_server import MonitoredServer, PageReader, make_page_readers
 from headrace.monitor.query import Query
-from headrace.monitor.sliced_page import encode_rows
+from headrace.monitor.server_pins import ServerPins
+from headrace.monitor.sliced_page import collect_parts, encode_small, iter_json
 from headrace.monitor.varz import format_rfc3339, varz
 from headrace.protocol.json_exceptions import JSON_ERRORS
 from headrace.protocol.nuid import nuid
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 _REQUEST_PREFIX = b"$SYS.REQ."
 _USER_INFO = b"$SYS.REQ.USER.INFO"
+#: Maximum number of large pages that are requested and not sent yet.
+_PAGES_MAX = 64
+_encode = msgspec.json.encode
 
 
 class SystemAccountService:
@@ -34,8 +40,12 @@ class SystemAccountService:
     def __init__(self, server: MonitoredServer) -> None:
         self._server = server
         self._seqs = itertools.count(1)
+        self._pages: deque[tuple[bytes, dict[str, Any]]] = deque()
+        self._page_task: asyncio.Task[None] | None = None
         self._page_readers = {name.upper(): read for name, read in make_page_readers(server).items()}
         self._page_readers |= {"ACCOUNTZ": self._accountz, "HEALTHZ": self._healthz}
+        self._server_pins = server.archive.pins if server.archive is not None else ServerPins(server)
+        self._server_pins.make_server_info = self.make_server_info
 
     def subscribe(self) -> None:
         """Subscribe to the requests; for accounts created later call `add_account`."""
@@ -49,6 +59,7 @@ class SystemAccountService:
         router.subscribe_internal(_REQUEST_PREFIX + b"SERVER.PING", self)
         for request_name in (b"INFO", b"CONNZ", b"SUBSZ", b"JSZ", b"LEAFZ", b"STATZ"):
             router.subscribe_internal(_REQUEST_PREFIX + b"ACCOUNT.*." + request_name, self)
+        self._server_pins.subscribe()
         for account in self._server.accounts:
             self.add_account(account)
 
@@ -66,10 +77,38 @@ class SystemAccountService:
             response = self._handle_server_request(tokens[4] if len(tokens) > 4 else "STATSZ", payload)
         else:
             response = self._handle_account_request(tokens[3], tokens[4], payload)
-        if response is not None:
-            self._server.accounts.system.router.publish(
-                reply, b"", b"", msgspec.json.encode(response, enc_hook=encode_rows)
-            )
+        if response is None:
+            return
+        body = encode_small(response)
+        if body is not None:
+            self._publish(reply, body)
+        elif len(self._pages) < _PAGES_MAX:
+            self._pages.append((reply, response))
+            if self._page_task is None:
+                self._page_task = asyncio.get_running_loop().create_task(self._publish_pages())
+        else:
+            self._publish(reply, _encode(self._make_error(503, "too many requests for large pages")))
+
+    async def _publish_pages(self) -> None:
+        """Respond with pages of many rows, one after the other; each is made in slices."""
+        while self._pages:
+            reply, response = self._pages.popleft()
+            try:
+                body = b"".join(await collect_parts(iter_json(response)))
+            except Exception as error:  # a page that fails must not end the others
+                body = _encode(self._make_error(500, f"{type(error).__name__}: {error}"))
+            self._publish(reply, body)
+        self._page_task = None
+
+    def stop(self) -> None:
+        """Stop responding with large pages: the server stops."""
+        self._server_pins.stop()
+        self._pages.clear()
+        if self._page_task is not None:
+            self._page_task.cancel()
+
+    def _publish(self, reply: bytes, body: bytes) -> None:
+        self._server.accounts.system.router.publish(reply, b"", b"", body)
 
     def _handle_server_request(self, name: str, payload: bytes) -> dict[str, Any] | None:
         server = self._server

@@ -106,6 +106,8 @@ def _make_identity(options: ServerOptions, stats: ServerStats) -> dict[str, Any]
         fields |= {"tls_required": True, "tls_verify": options.tls_verify}
     if options.client_advertise:
         fields["connect_urls"] = [options.client_advertise]
+    if options.standby:
+        fields["standby"] = False  # it has taken over; see `headrace.cli.standby`
     if options.server_tags:
         fields["tags"] = list(options.server_tags)
     return fields

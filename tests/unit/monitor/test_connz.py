@@ -8,16 +8,17 @@ import pytest
 
 import headrace
 from headrace.client import connect
+from headrace.monitor import connz as connz_module
 from headrace.monitor.connz import connz
 from headrace.monitor.query import Query
-from headrace.monitor.sliced_page import encode_rows
+from headrace.monitor.sliced_page import iter_json
 
 
 def page(server: headrace.Server, **query: str) -> dict[str, Any]:
     found: Query = query
     loop_s = asyncio.get_running_loop().time()
     content = connz(server.listener.connections, found, server.server_id, server.now_ns(), loop_s)
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content, enc_hook=encode_rows))
+    decoded: dict[str, Any] = msgspec.json.decode(b"".join(iter_json(content)))
     return decoded
 
 
@@ -26,7 +27,7 @@ async def test_what_a_connection_moved() -> None:
         client = await connect(server.url, name="miller")
         sub = await client.subscribe("a.*", queue="q")
         await client.publish("a.b", b"12345")
-        await sub.next_msg(20)
+        await sub.next_msg(60)
         found = page(server, auth="1")
         assert (found["server_id"], found["num_connections"], found["total"]) == (server.server_id, 1, 1)
         (entry,) = found["connections"]
@@ -63,5 +64,21 @@ async def test_connz_selects_and_sorts_connections() -> None:
         assert cids(sort="msgs_from") == [2, 1, 3]
         with pytest.raises(ValueError, match="cannot sort"):
             page(server, sort="beauty")
+        for client in clients:
+            await client.close()
+
+
+async def test_connections_are_selected_and_sorted_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connz_module, "_CONNECTIONS_PER_SLICE", 2)
+    async with headrace.Server() as server:
+        clients = [await connect(server.url) for _ in range(5)]
+        await clients[3].publish("a", b"")
+        await clients[3].flush()
+        content = connz(server.listener.connections, {"sort": "msgs_from"}, "S", 0, 0.0)
+        assert list(content["num_connections"]) == [*[0] * 6, 5], "three slices to select, three to merge"
+        assert list(content["total"]) == [5], "once is enough"
+        found = page(server, sort="msgs_from", offset="1", limit="3")
+        assert [entry["cid"] for entry in found["connections"]] == [1, 2, 3]
+        assert (found["num_connections"], found["total"]) == (3, 5)
         for client in clients:
             await client.close()

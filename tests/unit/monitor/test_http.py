@@ -148,3 +148,21 @@ async def test_a_body_is_read_and_bounded() -> None:
             assert bad.startswith(b"HTTP/1.1 400 ")
     finally:
         await server.stop()
+
+
+async def test_a_server_whose_lease_has_ended_sends_no_page() -> None:
+    """It was suspended while it made a page, and a standby has taken over meanwhile."""
+    may_send = True
+
+    async def suspend(request: HttpRequest) -> HttpResponse:
+        nonlocal may_send
+        may_send = request.path != "/read"
+        return HttpResponse(200, "text/plain", b"a message")
+
+    server = HttpServer({"/read": suspend, "/other": suspend}, print, may_send=lambda: may_send)
+    await server.start("127.0.0.1", -1)
+    try:
+        assert (await exchange(server.port, b"GET /other HTTP/1.0\r\n\r\n")).endswith(b"a message")
+        assert await exchange(server.port, b"GET /read HTTP/1.0\r\n\r\n") == b""
+    finally:
+        await server.stop()
