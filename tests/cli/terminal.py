@@ -14,7 +14,7 @@ import termios
 import time
 from typing import Self
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
 
 

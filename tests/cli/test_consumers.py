@@ -3,6 +3,7 @@
 import pytest
 
 from cli.conftest import Headrace
+from conformance.servers import Server
 
 
 @pytest.fixture
@@ -93,3 +94,58 @@ def test_a_consumer_for_sourcing(headrace: Headrace, filled: str) -> None:
     copy = headrace.json("stream", "add", f"{filled}C", *through.split())
     assert copy["config"]["sources"][0]["consumer"] == {"name": "s", "deliver_subject": f"copy_{filled}"}
     headrace("stream", "rm", f"{filled}C", "-f")
+
+
+def test_dead_letters_are_listed_and_redriven(headrace: Headrace, filled: str, server: Server) -> None:
+    if not server.is_ours:
+        headrace("consumer", "add", filled, "w", "--dead-letter", "elsewhere", code=1)
+        assert "unknown field" in headrace.error
+        return
+    letters = f"{filled}-dead"
+    headrace("stream", "add", letters, "--subjects", letters)
+    options = ("--max-pending-per-subject", 1, "--dead-letter", letters, "--dead-letter-on", "term")
+    config = headrace.json("consumer", "add", filled, "w", *options)["config"]
+    assert config["max_ack_pending_per_subject"] == 1
+    assert config["dead_letter"] == {"subject": letters, "on": ["term"]}
+    headrace("consumer", "dlq", "ls", filled, "w")
+    assert "no dead letters" in headrace.error
+    headrace("consumer", "next", filled, "w", "--answer", "term", "-n", 2)
+    found = headrace.json("consumer", "dlq", "ls", filled, "w")
+    assert [(each["sequence"], each["stream_sequence"], each["reason"]) for each in found] == [
+        (1, 1, "term"),
+        (2, 2, "term"),
+    ]
+    assert "term" in headrace("consumer", "dlq", "ls", filled, "w")
+    headrace("consumer", "dlq", "redrive", filled, "w", "-f", code=2)
+    headrace("consumer", "dlq", "redrive", filled, "w", 9, "-f", code=3)
+    (redriven,) = headrace.json("consumer", "dlq", "redrive", filled, "w", 2, "-f")["redriven"]
+    assert redriven == {"dead_letter": 2, "stream": filled, "seq": 6}
+    headrace("consumer", "dlq", "redrive", filled, "w", "--all", "-f")
+    assert headrace.json("stream", "info", letters)["state"]["messages"] == 0
+    config = headrace.json("consumer", "edit", filled, "w", "--dead-letter", "none")["config"]
+    assert "dead_letter" not in config
+    headrace("consumer", "dlq", "ls", filled, "w", code=3)
+    headrace("stream", "rm", letters, "-f")
+
+
+def test_a_redrive_that_fails_says_what_it_did(headrace: Headrace, filled: str, server: Server) -> None:
+    """Also of dead letters that a transform stores on other subjects."""
+    if not server.is_ours:
+        return
+    letters = f"{filled}-dead"
+    options = ("--transform", f"{letters}:{letters}-stored")
+    headrace("stream", "add", letters, "--subjects", letters, *options)
+    headrace("consumer", "add", filled, "w", "--dead-letter", letters, "--dead-letter-on", "term")
+    headrace("consumer", "next", filled, "w", "--answer", "term", "-n", 3)
+    found = headrace.json("consumer", "dlq", "ls", filled, "w")
+    assert [each["stream_sequence"] for each in found] == [1, 2, 3]
+    messages = headrace.json("stream", "info", filled)["state"]["messages"]
+    headrace("stream", "edit", filled, "--max-msgs", messages + 1, "--discard", "new")
+    shown = headrace.json("consumer", "dlq", "redrive", filled, "w", "--all", "-f", code=1)
+    assert [each["dead_letter"] for each in shown["redriven"]] == [1]
+    assert "dead letter 2 was not redriven, nor were those after it" in headrace.error
+    assert "maximum messages exceeded" in headrace.error
+    assert "redrove 0 of 1 dead letters of w" in headrace(
+        "consumer", "dlq", "redrive", filled, "w", 3, "-f", code=1
+    )
+    headrace("stream", "rm", letters, "-f")

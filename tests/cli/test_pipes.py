@@ -1,12 +1,13 @@
 """The command line in pipes and scripts: real processes without a terminal."""
 
+import contextlib
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -14,7 +15,7 @@ from cli.conftest import Headrace
 from conformance.servers import KINDS, Server, Setup
 from headrace.cli import main
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 HEADRACE = f"{shlex.quote(sys.executable)} -m headrace"
 
 
@@ -58,14 +59,20 @@ def test_tables_are_plain_columns(headrace: Headrace, stream: str) -> None:
     assert "\x1b" not in done.stdout
 
 
-def begin(words: Sequence[str], url: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextlib.contextmanager
+def begin(words: Sequence[str], url: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; end it when the test ends, also if it failed."""
+    with subprocess.Popen(
         [sys.executable, "-m", "headrace", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "HEADRACE_URL": url},
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_an_interrupt_ends_with_130(headrace: Headrace, name: str) -> None:

@@ -49,6 +49,22 @@ def test_ctrl_c_ends_cleanly(headrace: Headrace, name: str) -> None:
         assert "\x1b]0;" not in terminal.raw
 
 
+def test_a_payload_is_asked_for(headrace: Headrace, stream: str) -> None:
+    with Terminal("pub", "-J", f"{stream}.1", url=headrace.url) as terminal:
+        terminal.expect("Enter the payload")
+        terminal.press("hello\n\x04")
+        assert terminal.ended() == 0
+    assert headrace.json("stream", "get", stream, 1)["payload"] == "hello\n"
+
+
+def test_ctrl_c_instead_of_a_payload_ends_cleanly(headrace: Headrace, name: str) -> None:
+    with Terminal("pub", name, url=headrace.url) as terminal:
+        terminal.expect("Enter the payload")
+        terminal.press(CTRL_C)
+        assert terminal.ended() == 130
+        assert "Traceback" not in terminal.text
+
+
 def test_ctrl_c_at_a_question_changes_nothing(headrace: Headrace, stream: str) -> None:
     with Terminal("stream", "purge", stream, url=headrace.url) as terminal:
         terminal.expect("[y/N]")

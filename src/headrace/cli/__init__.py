@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -17,8 +20,14 @@ FAILED, INTERRUPTED = 1, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command line; return the exit code. Without `arguments` it is that of this process."""
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    if arguments is None and "obstore" in sys.modules:
+        _exit_without_finalizing(code)
+    return code
+
+
+def _run(words: list[str]) -> int:
     try:
         if words[:1] == ["serve"]:
             return _serve(words[1:])
@@ -27,6 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(words)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _exit_without_finalizing(code: int) -> NoReturn:
+    """End the process although threads of obstore may still release Python objects.
+
+    When the interpreter is finalized, Python ends such a thread at that moment, in the middle of Rust code, which aborts
+    the process: a successful command would exit with SIGABRT.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _serve(words: Sequence[str]) -> int:

@@ -35,8 +35,12 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
             "fsck",
             "local_commands",
             "fsck_app",
-            "Check the store of a stopped server; repair it with --accept-loss.",
+            "Check or repair (--accept-loss) the store of a stopped server.",
         ),
+        ("archive", "archive", "archive_app", "Check, list, verify and restore the archive of a server."),
+        ("backup", "backup", "backup_app", "Back up a whole server; list and verify backups."),
+        ("restore", "backup", "restore_app", "Restore a backup of a server into an empty directory."),
+        ("mkpasswd", "mkpasswd", "mkpasswd_app", "Print the bcrypt hash of a password."),
     ],
     "Streams": [
         ("stream", "stream", "stream_app", "Create, inspect, change and remove streams."),
@@ -49,24 +53,32 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("kv", "kv", "kv_app", "Key-value buckets."),
         ("object", "objects", "objects_app", "Object store buckets."),
         ("batch", "batch", "batch_app", "Store lines, JSON objects or files as one atomic batch."),
+        ("migrate", "migrate", "migrate_app", "Move streams to a NATS cluster or another server, and back."),
     ],
     "Messages": [
         ("pub", "messages", "pub_app", "Publish messages."),
         ("sub", "messages", "sub_app", "Subscribe to a subject and print its messages."),
         ("req", "messages", "req_app", "Send a request and print the reply."),
         ("reply", "messages", "reply_app", "Reply to requests on a subject."),
+        ("counter", "counter", "counter_app", "Increment, read and list counters."),
+        ("schedule", "schedule", "schedule_app", "Add, list and remove scheduled messages."),
+        ("trace", "trace", "trace_app", "Show where a message goes."),
     ],
     "Data": [
         (
             "claims",
             "claims",
             "claims_app",
-            "Large payloads in an object store: inspect, check and collect claims.",
+            "Inspect, check and collect claims: payloads in object stores.",
         ),
+        ("export", "export", "export_app", "Write messages of a stream to Parquet, CSV or JSON lines."),
+        ("sql", "sql", "sql_app", "Query streams with SQL; without a query, an interactive shell."),
         ("pipeline", "spark_jobs", "pipeline", "Run Apache Spark jobs on streams."),
+        ("table", "table", "table_app", "Write streams to Apache Iceberg tables."),
     ],
     "Monitoring": [
         ("top", "top", "top_app", "Show streams and consumers live: rates, sizes, lag."),
+        ("events", "events", "events_app", "Show JetStream advisories as they happen."),
         ("bench", "bench", "bench_app", "Benchmark a server."),
         ("server", "server", "server_app", "Ping, inspect and check a server."),
         ("account", "server", "account_app", "Show an account's JetStream usage and limits."),
@@ -83,7 +95,7 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
             "version",
             "local_commands",
             "version_app",
-            "Print the version, and the nats-server version it is compatible with.",
+            "Print the version and the compatible nats-server version.",
         ),
     ],
 }
@@ -179,8 +191,10 @@ def run(arguments: Sequence[str]) -> int:
     if _COMPLETE_VARIABLE in os.environ:
         # The framework registers the shells only in this call, or with its own install options.
         completion_init()
-    elif not arguments:
-        arguments = ["--help"]
+    elif not arguments or arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
+    elif list(arguments) == ["--version"]:
+        arguments = ["version"]
     try:
         make_command()(list(arguments), prog_name="headrace", complete_var=_COMPLETE_VARIABLE)
         sys.stdout.flush()

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli import consumer_options, output
+from headrace.cli.consumer_dead_letters import dead_letter_app
 from headrace.cli.consumer_messages import reading_commands
+from headrace.cli.consumer_report import report_commands
 from headrace.cli.exit_codes import USAGE_ERROR, CliError
 from headrace.cli.session import CliSession, with_connection, with_options
 from headrace.cli.shared_options import Consumer, Force, NewName, Stream
@@ -16,6 +18,8 @@ consumer_app = typer.Typer(
     help="Create, read, pause, reset and remove consumers of a stream.", no_args_is_help=True
 )
 consumer_app.add_typer(reading_commands)
+consumer_app.add_typer(report_commands)
+consumer_app.add_typer(dead_letter_app, name="dlq")
 _NEVER = "0001-01-01T00:00:00Z"
 
 
@@ -87,6 +91,7 @@ def print_consumer(session: CliSession, found: dict[str, Any]) -> None:
             "unprocessed": f"{found['num_pending']:,}",
             "ack pending": f"{found['num_ack_pending']:,}",
             "redelivered": f"{found['num_redelivered']:,}",
+            "blocked keys": f"{found['num_blocked_subjects']:,}" if "num_blocked_subjects" in found else None,
             "waiting pulls": f"{found['num_waiting']:,}" if not config.get("deliver_subject") else None,
             "paused for": output.format_duration(remaining) if remaining else None,
         },
@@ -108,6 +113,9 @@ def _make_config_fields(config: dict[str, Any]) -> dict[str, object]:
         "max deliveries": output.format_limit(config.get("max_deliver")),
         "backoff": [output.format_duration(wait) for wait in config.get("backoff") or ()],
         "max ack pending": output.format_limit(config.get("max_ack_pending")),
+        "max ack pending per key": config.get("max_ack_pending_per_subject"),
+        "key tokens": config.get("key_tokens"),
+        "dead letters": _format_dead_letter(config.get("dead_letter")),
         "replay policy": config["replay_policy"],
         "inactive threshold": output.format_duration(config["inactive_threshold"])
         if config.get("inactive_threshold")
@@ -116,6 +124,10 @@ def _make_config_fields(config: dict[str, Any]) -> dict[str, object]:
         "enabled": ", ".join(key for key, value in config.items() if value is True),
         "metadata": [f"{key}={value}" for key, value in (config.get("metadata") or {}).items()],
     }
+
+
+def _format_dead_letter(wanted: dict[str, Any] | None) -> str | None:
+    return f"{wanted['subject']}, on {' and '.join(wanted['on'])}" if wanted else None
 
 
 def _format_position(position: dict[str, Any]) -> str:
@@ -221,6 +233,31 @@ async def edit(
     if not changed:
         output.print_note(f"{consumer} already has this configuration")
     print_consumer(session, await _create_or_update(session, stream, consumer, new_config, "update"))
+
+
+@consumer_app.command()
+@with_connection
+@with_options(consumer_options.OPTIONS, into="given")
+async def copy(
+    session: CliSession, stream: Stream, consumer: Consumer, name: NewName, given: dict[str, Any]
+) -> None:
+    """Create a consumer with the configuration of another.
+
+    Options change the configuration. The copy starts as its configuration says, not where the other consumer is.
+    """
+    config = (await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
+    config = consumer_options.apply_options({**config, "name": name}, given)
+    config.pop("pause_until", None)
+    if config.get("durable_name"):
+        config["durable_name"] = name
+    metadata = config.get("metadata") or {}
+    config["metadata"] = {key: text for key, text in metadata.items() if not key.startswith("_nats.")}
+    if config.get("deliver_subject") and not given.get("deliver"):
+        raise CliError(
+            f"{consumer} is a push consumer: add --deliver SUBJECT, because the copy needs its own",
+            USAGE_ERROR,
+        )
+    print_consumer(session, await _create_or_update(session, stream, name, config, "create"))
 
 
 @consumer_app.command()

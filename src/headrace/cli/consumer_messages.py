@@ -29,7 +29,7 @@ _PULL_BATCH = 100
 _PULL_WAIT_S = 5.0
 
 
-@reading_commands.command("next")
+@reading_commands.command("next", rich_help_panel="Messages")
 @with_connection
 async def next_messages(
     session: CliSession,
@@ -80,7 +80,7 @@ async def _print_and_ack(session: CliSession, message: Msg, ack_choice: str, raw
         await message.term()
 
 
-@reading_commands.command()
+@reading_commands.command(rich_help_panel="Messages")
 @with_connection
 async def sub(
     session: CliSession,

@@ -70,6 +70,38 @@ OPTIONS: dict[str, Any] = {
     "max_pending": Annotated[
         _Count, _option("--max-pending", metavar="N", help="Maximum ack pending: unacknowledged messages.")
     ],
+    "max_pending_per_subject": Annotated[
+        _Count,
+        _option(
+            "--max-pending-per-subject",
+            metavar="N",
+            help="Order per key: maximum unacknowledged messages of one subject; 1 keeps strict order, 0 none.",
+        ),
+    ],
+    "key_tokens": Annotated[
+        _Text,
+        _option(
+            "--key-tokens",
+            metavar="POSITIONS",
+            help="Tokens of the subject that are the key, e.g. 2 or 1,3; default: the whole subject.",
+        ),
+    ],
+    "dead_letter": Annotated[
+        _Text,
+        _option(
+            "--dead-letter",
+            metavar="SUBJECT",
+            help="Publish messages that are given up to this subject; 'none' ends that.",
+        ),
+    ],
+    "dead_letter_on": Annotated[
+        Literal["max_deliver", "term"] | None,
+        _option(
+            "--dead-letter-on",
+            metavar="max_deliver|term",
+            help="Only for this reason; default: both.",
+        ),
+    ],
     "max_waiting": Annotated[
         _Count, _option("--max-waiting", metavar="N", help="Maximum waiting pull requests.")
     ],
@@ -175,6 +207,18 @@ def _set_filters(config: dict[str, Any], subjects: list[str]) -> None:
     config.update({"filter_subject": subjects[0]} if len(subjects) == 1 else {"filter_subjects": subjects})
 
 
+def _set_dead_letter(config: dict[str, Any], subject: str) -> None:
+    config.pop("dead_letter", None)
+    if subject != "none":
+        config["dead_letter"] = {"subject": subject}
+
+
+def _set_dead_letter_reason(config: dict[str, Any], reason: str) -> None:
+    if not config.get("dead_letter"):
+        raise CliError("--dead-letter-on needs a subject: add --dead-letter SUBJECT", USAGE_ERROR)
+    config["dead_letter"] = {**config["dead_letter"], "on": [reason]}
+
+
 _SETTERS: dict[str, Setter] = {
     "filters": _set_filters,
     "start": lambda config, text: config.update(parse_start(text)),
@@ -187,6 +231,9 @@ _SETTERS: dict[str, Setter] = {
         "backoff", lambda text: [parse_duration_ns(part.strip()) for part in text.split(",")]
     ),
     "max_pending": _make_setter("max_ack_pending"),
+    "max_pending_per_subject": _make_setter("max_ack_pending_per_subject"),
+    "dead_letter": _set_dead_letter,
+    "dead_letter_on": _set_dead_letter_reason,
     "max_expires": _make_setter("max_expires", parse_duration_ns),
     "max_pull_bytes": _make_setter("max_bytes", parse_size),
     "replay": _make_setter("replay_policy"),

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.cli import app
 from headrace.cli.connection_target import OPTIONS_PANEL
+from headrace.cli.examples import find_example
 from headrace.cli.help_layout import describe_argument
 
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
@@ -50,6 +51,9 @@ def _render_command(path: str, command: Any) -> Iterator[str]:
     yield ""
     yield " ".join((command.help or "").split())
     yield ""
+    if example := find_example(path):
+        yield f"Example: `{example}`"
+        yield ""
     for each in arguments:
         yield f"- `{describe_argument(each).removesuffix('...')}`: {each.help}"
     for each in own:

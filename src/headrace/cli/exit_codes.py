@@ -16,6 +16,8 @@ NOT_FOUND = 3
 CONFLICT = 4
 NO_CONNECTION = 5
 NO_ANSWER = 6
+TO_CHANGE = 7
+REFUSED = 8
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
@@ -28,6 +30,8 @@ DESCRIPTIONS = {
     CONFLICT: "conflict: the key or context already exists, or the revision or last sequence is a different one",
     NO_CONNECTION: "cannot connect, the credentials were rejected, or the connection was lost",
     NO_ANSWER: "no responders, or no response before the timeout; the request may have been carried out",
+    TO_CHANGE: "`migrate check`: the new server differs in something that you should change",
+    REFUSED: "`migrate check`: the new server refuses something, or a move cannot do it",
     INTERRUPTED: "interrupted with Ctrl-C",
     CLOSED_PIPE: "the output pipe was closed (`| head`)",
 }
@@ -37,6 +41,7 @@ _REMEDIES = {
     "StreamNotFound": "list streams with 'headrace stream ls'",
     "BucketNotFound": "list buckets with 'headrace kv ls', or create one with 'headrace kv add'",
     "ConsumerNotFound": "list a stream's consumers with 'headrace consumer ls'",
+    "KeyNotFound": "list keys with 'headrace kv keys'",
     "BucketExists": "change it with 'headrace kv edit' or 'headrace stream edit'",
     "KeyExists": "change an existing key with 'headrace kv put' or 'headrace kv update'",
     "WrongRevision": "get the current revision with 'headrace kv get'",
@@ -45,6 +50,10 @@ _REMEDIES = {
     "InvalidTTL": "use at least one second, for example 90s or 1h",
     "BatchTooLarge": "split the input into smaller batches",
 }
+
+
+#: The same for errors without a class of their own, by the server's error code.
+_REMEDIES_BY_CODE = {10065: "find it with 'headrace stream ls --subject SUBJECT'"}
 
 
 class CliError(Exception):
@@ -80,6 +89,7 @@ def _from_client_error(error: Exception) -> CliError | None:
 
     from headrace.client import errors as ours
     from headrace.errors import HeadraceError
+    from headrace.reader.blocking_connection import ConnectionFailed
 
     if is_jetstream_missing(error):
         text = "JetStream does not respond: it is not enabled on the server or for this account"
@@ -96,6 +106,8 @@ def _from_client_error(error: Exception) -> CliError | None:
         return CliError("no response before the timeout; use --timeout to wait longer", NO_ANSWER)
     if isinstance(error, nats.errors.ConnectionClosedError | nats.errors.NoServersError):
         return CliError("the connection was lost", NO_CONNECTION)
+    if isinstance(error, ConnectionFailed):
+        return CliError(str(error), NO_CONNECTION)
     if isinstance(error, nats.errors.BadSubjectError):
         return CliError("invalid subject: use tokens without spaces, separated by single dots", USAGE_ERROR)
     if isinstance(error, nats.errors.MaxPayloadError):
@@ -120,7 +132,7 @@ def _format_error(error: object) -> str:
 
     assert isinstance(error, JetStreamError)
     remedies = (_REMEDIES.get(kind.__name__) for kind in type(error).__mro__)
-    remedy = next((found for found in remedies if found), None)
+    remedy = next((found for found in remedies if found), _REMEDIES_BY_CODE.get(error.err_code or 0))
     if remedy is None:
         return str(error)
     member_text = f"message {error.member.position} ({error.member.subject}): " if error.member else ""
@@ -145,5 +157,7 @@ def _from_system_error(error: Exception) -> CliError:
     if isinstance(error, OSError):
         return CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     if isinstance(error, ModuleNotFoundError):
-        return CliError(f"the package {error.name} is not installed: pip install {error.name}")
+        has_advice = "pip install" in str(error)
+        advice = f"the package {error.name} is not installed: pip install {error.name}"
+        return CliError(str(error) if has_advice else advice)
     raise error

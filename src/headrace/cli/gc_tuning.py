@@ -13,12 +13,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+#: Number of new objects before a collection of the young generation; Python's default since 3.13 is 2,000.
+YOUNG_OBJECTS = 700
 #: Number of collections of the young generation before one of the middle generation; Python's default of 10 takes 3 ms.
 YOUNG_COLLECTIONS = 3
 #: Number of collections of the middle generation in one portion; each has about 2,100 new objects.
 COLLECTIONS_PER_PORTION = 3
 #: All objects are collected after this many leafnodes, consumers and streams have ended.
 ENDED_MAX = 10_000
+#: These Pythons collect old objects in increments by themselves; 3.14.5 went back to generations.
+INCREMENTAL = (3, 14) <= sys.version_info < (3, 14, 5)
 #: Never reached: collections of the oldest generation are started here only.
 _NEVER = 1_000_000_000
 
@@ -39,13 +43,13 @@ class PortionedGc:
     def start(self) -> None:
         """Freeze what exists and begin, even if collection was disabled.
 
-        Nothing is collected first: there is hardly any garbage after a start, and clients may be waiting already. From
-        Python 3.14 on collections are incremental, and nothing else is done.
+        Nothing is collected first: there is hardly any garbage after a start, and clients may be waiting already.
+        Nothing else is done if collections are incremental.
         """
         gc.freeze()
         gc.enable()
-        if sys.version_info < (3, 14):
-            gc.set_threshold(self._thresholds[0], YOUNG_COLLECTIONS, _NEVER)
+        if not INCREMENTAL:
+            gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, _NEVER)
             gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:

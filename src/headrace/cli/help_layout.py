@@ -6,17 +6,22 @@ only 22 of 100 columns. Reads only the parameters of a command; output to pipes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from headrace.cli.connection_target import OPTIONS_PANEL
+from headrace.cli.examples import find_example
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: An option that is wider than this is wrapped, so that explanations keep most of the line.
 _FLAGS_MAX_WIDTH = 38
+#: Instead of a dozen options that all commands share.
+_CONNECTION_HINT = "Connection: --server, --context, --timeout ...; see 'headrace --help'."
 
 
 class HelpCommand(TyperCommand):
@@ -28,6 +33,11 @@ class HelpCommand(TyperCommand):
         else:
             print_help(self, ctx)
 
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        super().format_usage(ctx, formatter)
+        if example := find_example(ctx.command_path):
+            formatter.write(f"Example: {example}\n")
+
 
 class HelpGroup(TyperGroup):
     """A group of commands whose help has this layout."""
@@ -37,6 +47,13 @@ class HelpGroup(TyperGroup):
             super().format_help(ctx, formatter)
         else:
             print_help(self, ctx)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands with their whole summaries; those of click end at the end of the line."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, _summarize(command)) for name, command in _iter_commands(self, ctx)],
+            )
 
 
 def use_layout(app: typer.Typer) -> None:
@@ -56,7 +73,11 @@ def print_help(command: Any, ctx: Any) -> None:
     from rich.padding import Padding
 
     console = Console(highlight=False)
-    console.print(Padding(f"[yellow]Usage:[/] [bold]{_escape(_make_usage(command, ctx))}[/]", 1))
+    head = f"[yellow]Usage:[/] [bold]{_escape(_make_usage(command, ctx))}[/]"
+    is_root = ctx.parent is None
+    if not is_root and (example := find_example(ctx.command_path)):
+        head += f"\n[yellow]Example:[/] {_escape(example)}"
+    console.print(Padding(head, 1))
     paragraphs = [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
     console.print(Padding(_escape("\n\n".join(paragraphs)), (0, 1, 1, 1)))
     visible = [each for each in command.get_params(ctx) if not getattr(each, "hidden", False)]
@@ -67,22 +88,37 @@ def print_help(command: Any, ctx: Any) -> None:
         if each.param_type_name == "option":
             panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(each)
     for name, options in panels.items():
-        _print_panel(console, name, [(_describe_option(each), _explain(each)) for each in options])
+        is_help_only = isinstance(command, TyperGroup) and [each.name for each in options] == ["help"]
+        if not is_help_only and (name != OPTIONS_PANEL or is_root):
+            _print_panel(console, name, [(_describe_option(each), _explain(each)) for each in options])
     _print_commands(console, command, ctx)
+    if OPTIONS_PANEL in panels and not is_root:
+        console.print(f" [dim]{_escape(_CONNECTION_HINT)}[/]")
 
 
 def _print_commands(console: Console, group: Any, ctx: Any) -> None:
+    if not isinstance(group, TyperGroup):
+        return
     panels: dict[str, list[tuple[str, str]]] = {}
-    names = group.list_commands(ctx) if isinstance(group, TyperGroup) else []
-    for name in names:
-        command: Any = group.get_command(ctx, name)
-        if command is not None and not command.hidden:
-            summary = " ".join((command.help or "").split("\n\n")[0].split())
-            panel = getattr(command, "rich_help_panel", None) or "Commands"
-            panels.setdefault(panel, []).append((name, summary))
-    width = max(map(len, names), default=0)
+    for name, command in _iter_commands(group, ctx):
+        panel = getattr(command, "rich_help_panel", None) or "Commands"
+        panels.setdefault(panel, []).append((name, _summarize(command)))
+    width = max(len(name) for rows in panels.values() for name, _ in rows)
     for panel, rows in panels.items():
         _print_panel(console, panel, [(name.ljust(width), summary) for name, summary in rows])
+
+
+def _iter_commands(group: TyperGroup, ctx: Any) -> Iterator[tuple[str, Any]]:
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        if command is not None and not command.hidden:
+            yield name, command
+
+
+def _summarize(command: Any) -> str:
+    """Return the first sentence of a command's description on one line."""
+    sentence, end, _ = " ".join((command.help or "").split("\n\n")[0].split()).partition(". ")
+    return sentence + end.strip()
 
 
 def _print_panel(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:

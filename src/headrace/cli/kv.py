@@ -77,7 +77,7 @@ async def get(
 async def put(session: CliSession, bucket: Bucket, key: Key, value: Value = None) -> None:
     """Set a key."""
     kv = await session.js.key_value(bucket)
-    _print_revision(session, bucket, key, await kv.put(key, read_payload(value)))
+    _print_revision(session, bucket, key, await kv.put(key, await read_payload(value)))
 
 
 @kv_app.command()
@@ -85,7 +85,7 @@ async def put(session: CliSession, bucket: Bucket, key: Key, value: Value = None
 async def create(session: CliSession, bucket: Bucket, key: Key, value: Value = None, ttl: Ttl = None) -> None:
     """Create a key; exits with 4 if it already exists."""
     kv = await session.js.key_value(bucket)
-    _print_revision(session, bucket, key, await kv.create(key, read_payload(value), ttl=ttl))
+    _print_revision(session, bucket, key, await kv.create(key, await read_payload(value), ttl=ttl))
 
 
 @kv_app.command()
@@ -104,7 +104,7 @@ async def update(
 ) -> None:
     """Set a key if its revision matches; exits with 4 if not."""
     kv = await session.js.key_value(bucket)
-    _print_revision(session, bucket, key, await kv.update(key, read_payload(value), last=revision))
+    _print_revision(session, bucket, key, await kv.update(key, await read_payload(value), last=revision))
 
 
 @kv_app.command("del")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli import output as show
+from headrace.cli import standard_input
 from headrace.cli.exit_codes import NO_ANSWER, USAGE_ERROR, CliError
 from headrace.cli.session import CliSession, with_connection
 from headrace.cli.shared_options import Count, Headers, Payload, Raw, Subject, SubjectPattern
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
+
+#: Bytes to publish before the next wait for the server; a message counts 1 KiB more than its payload.
+_FLUSH_BYTES = 1 << 20
 
 pub_app, sub_app, req_app, reply_app = (typer.Typer(add_completion=False) for _ in range(4))
 
@@ -32,13 +36,17 @@ def parse_headers(lines: Sequence[str] | None) -> dict[str, str] | None:
     return headers or None
 
 
-def read_payload(text: str | None, file: Path | None = None) -> bytes:
+async def read_payload(text: str | None, file: Path | None = None) -> bytes:
     """Return the payload: the argument, a file, or all of standard input if there is neither."""
     if file is not None and text is not None:
         raise CliError("give either a payload or --file, not both", USAGE_ERROR)
     if file is not None:
-        return file.read_bytes()
-    return sys.stdin.buffer.read() if text is None else text.encode()
+        return await asyncio.to_thread(file.read_bytes)
+    if text is not None:
+        return text.encode()
+    if sys.stdin.isatty():
+        show.print_note("Enter the payload; Ctrl-D on an empty line ends it.")
+    return await standard_input.read_all()
 
 
 def print_received(message: Msg, json: bool, raw: bool = False, **details: Any) -> None:
@@ -95,22 +103,40 @@ async def pub(
     if not stored and any(value is not None for value in options.values()):
         raise CliError("--ttl, --msg-id and --expect-... require --jetstream", USAGE_ERROR)
     headers = parse_headers(header)
-    source = _iter_stdin_lines() if lines else iter([read_payload(payload, file)] * count)
-    total = None if lines else count
-    with show.progress_bar(f"publishing to {subject}", total) as step:
-        for data in source:
-            if stored:
-                ack = await session.js.publish(subject, data, headers=headers, **options)
-                _print_ack(session, ack)
-            else:
-                await session.nc.publish(subject, data, reply=reply, headers=headers)
-            step()
-    await session.nc.flush(timeout=max(1, round(session.timeout)))
+    source = standard_input.read_lines() if lines else _repeat(await read_payload(payload, file), count)
+    with show.progress_bar(f"publishing to {subject}", None if lines else count) as step:
+        if stored:
+            async for data in source:
+                _print_ack(session, await session.js.publish(subject, data, headers=headers, **options))
+                step()
+        else:
+            await _publish_unstored(session, source, step, subject=subject, reply=reply, headers=headers)
 
 
-def _iter_stdin_lines() -> Iterator[bytes]:
-    for line in sys.stdin.buffer:
-        yield line.rstrip(b"\r\n")
+async def _publish_unstored(
+    session: CliSession, source: AsyncIterator[bytes], step: show.ProgressCallback, **options: Any
+) -> None:
+    """Publish messages that nobody acknowledges, and wait again and again until the server has them.
+
+    Publishing alone never yields to the event loop, which sends the messages and handles Ctrl-C.
+    """
+    timeout_s = max(1, round(session.timeout))
+    unflushed = 0
+    async for data in source:
+        await session.nc.publish(payload=data, **options)
+        step()
+        unflushed += len(data) + 1024
+        if unflushed >= _FLUSH_BYTES:
+            # Shielded, because nats-py reports the PONG of a cancelled flush as an error.
+            await asyncio.shield(session.nc.flush(timeout=timeout_s))
+            unflushed = 0
+    await session.nc.flush(timeout=timeout_s)
+    session.check_permissions()
+
+
+async def _repeat(payload: bytes, count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield payload
 
 
 def _print_ack(session: CliSession, ack: Any) -> None:
@@ -133,6 +159,7 @@ async def sub(
     session.enable_reconnect()
     messages = await session.nc.subscribe(subject, queue=queue)
     await session.nc.flush()
+    session.check_permissions()
     show.print_note(f"Subscribed to {subject}")
     received = 0
     async for message in messages.messages:
@@ -156,7 +183,7 @@ async def req(
     raw: Raw = False,
 ) -> int | None:
     """Send a request and print the reply."""
-    headers, data = parse_headers(header), read_payload(payload)
+    headers, data = parse_headers(header), await read_payload(payload)
     if replies == 1:
         print_received(
             await session.nc.request(subject, data, timeout=session.timeout, headers=headers),
@@ -207,6 +234,7 @@ async def reply(
     session.enable_reconnect()
     requests = await session.nc.subscribe(subject, queue=queue)
     await session.nc.flush()
+    session.check_permissions()
     show.print_note(f"Replying to requests on {subject}")
     received = 0
     async for request in requests.messages:

@@ -182,6 +182,12 @@ def format_duration(nanoseconds: int | None) -> str:
     return f"{seconds:.3g}s"
 
 
+def trim_time(text: str) -> str:
+    """Remove the zeros at the end of a fraction of a second, as servers do."""
+    whole, dot, fraction = text.removesuffix("Z").partition(".")
+    return f"{whole}{dot}{fraction}".rstrip("0").removesuffix(".") + "Z" if dot else text
+
+
 def format_time(text: str | None) -> str:
     """Format a server's time to the millisecond; empty for none."""
     if not text or text.startswith("0001-"):
@@ -224,10 +230,18 @@ class ProgressCallback(Protocol):
     def __call__(self, done: int = 1) -> None: ...
 
 
+def ask_next_page(position: str) -> bool:
+    """Return whether to go on: on a terminal Enter goes on and q ends; elsewhere there are no pages."""
+    if not (is_terminal() and sys.stdin.isatty()):
+        return True
+    answer = _read_line(f"-- {escape_control(position)}; Enter: next page, q: quit -- ")
+    return bool(answer) and not answer.strip().lower().startswith("q")
+
+
 @contextmanager
-def progress_bar(label: str, total: int | None) -> Iterator[ProgressCallback]:
+def progress_bar(label: str, total: int | None, *, hidden: bool = False) -> Iterator[ProgressCallback]:
     """Show a progress bar on a terminal, nothing elsewhere. Call the yielded function with each piece of work done."""
-    if not sys.stderr.isatty():
+    if hidden or not sys.stderr.isatty():
         yield lambda done=1: None
         return
     from rich.console import Console

@@ -46,7 +46,13 @@ JetStream
     -js, --jetstream                 enable JetStream
     -sd, --store_dir <dir>           store directory
         --domain <name>              JetStream domain
+        --standby                    wait while another server uses the store
+                                     directory, and take over when it is gone;
+                                     with an archive and ack: remote, follow it
+        --take_over                  start although another server writes the
+                                     archive now, and replace it
         --claims <file>              collect claims as configured in this file
+        --tables <file>              write streams to the Iceberg tables in this file
 
 Authentication
         --user <user>                user name required of clients
@@ -201,6 +207,8 @@ _FLAG_TABLE: tuple[tuple[str, Flag], ...] = (
     ("http_admin_token", _make_flag(_read_text, "http_admin_token")),
     ("client_advertise", _make_flag(_read_text, "client_advertise")),
     ("standalone", _make_flag(_read_bool, "standalone")),
+    ("standby", _make_flag(_read_bool, "standby")),
+    ("take_over", _make_flag(_read_bool, "take_over")),
     ("allow_insecure", _make_flag(_read_bool, "allow_remote_without_auth")),
     ("max_payload", _make_flag(parse_size, "max_payload")),
     ("max_control_line", _make_flag(parse_size, "max_control_line")),
@@ -227,6 +235,7 @@ _FLAG_TABLE: tuple[tuple[str, Flag], ...] = (
     ("js jetstream", _make_flag(_read_bool, "jetstream")),
     ("sd store_dir", _make_flag(_read_text, "store_dir")),
     ("claims", _make_flag(_read_text, "claims")),
+    ("tables", _make_flag(_read_text, "tables")),
     ("domain", _make_flag(_read_text, "domain")),
     ("leaf_listen", _make_flag(_read_text, "leaf_listen")),
     ("leaf_remotes", _make_flag(_read_urls, "leaf_remotes")),

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,11 +22,16 @@ from headrace.cli.exit_codes import CLOSED_PIPE, INTERRUPTED, NO_CONNECTION, Cli
 from headrace.cli.output import print_note
 
 if TYPE_CHECKING:
+    import asyncio
+
     from headrace.client import Client, JetStream
 
+T = TypeVar("T")
 AsyncCommand = Callable[..., Coroutine[Any, Any, int | None]]
 _CLOSE_TIMEOUT_S = 2.0
 _RETRY_S = 0.05
+#: How the server's error begins if the user may not publish or subscribe.
+_DENIED = "permissions violation"
 _JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -39,6 +44,9 @@ class CliSession:
         self._clients: list[Client] = []
         self._reconnects = False
         self._last_error: Exception | None = None
+        self._requests: set[asyncio.Future[Any]] = set()
+        #: What the server refused because of the user's permissions; "" if nothing.
+        self.denied = ""
 
     @property
     def nc(self) -> Client:
@@ -98,6 +106,7 @@ class CliSession:
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnect,
                 reconnected_cb=self._on_reconnect,
+                closed_cb=self._on_close,
                 **options,
             )
         except BaseException:
@@ -119,9 +128,11 @@ class CliSession:
         if isinstance(error, ConnectionRefusedError):
             text = f"no server at {server_text}; start one with 'headrace serve', or choose another with --server"
         elif isinstance(error, TimeoutError):
-            text = f"{server_text} did not respond within {self.timeout:g} s"
+            text = f"{server_text} did not respond within {self.timeout:g} s: is it the port for clients, by default 4222?"
         elif isinstance(error, NatsError) and "uthorization" in str(error):
             text = f"{server_text} rejected the credentials: use --user and --password, --token, --creds or --nkey"
+        elif "expecting INFO" in str(error):
+            text = f"{server_text} is no NATS server: is it the port for clients, by default 4222?"
         else:
             text = f"cannot connect to {server_text}: {str(error).removeprefix('nats: ') or type(error).__name__}"
         return CliError(text, NO_CONNECTION)
@@ -139,6 +150,13 @@ class CliSession:
     async def _on_error(self, error: Exception) -> None:
         """Record the error: nats-py reports why a connection failed only to this callback."""
         self._last_error = error
+        if _DENIED in str(error).lower():
+            self.denied = f"{str(error).removeprefix('nats: ')}; ask for the permission, or use another user with --user"
+
+    def check_permissions(self) -> None:
+        """Raise CliError if the server refused something until the last flush."""
+        if self.denied:
+            raise CliError(self.denied)
 
     async def _on_disconnect(self) -> None:
         if self._reconnects and self._clients and not self.nc.is_closed:
@@ -147,6 +165,28 @@ class CliSession:
     async def _on_reconnect(self) -> None:
         if self._reconnects:
             print_note("headrace: reconnected")
+
+    async def _on_close(self) -> None:
+        for request in self._requests:
+            request.cancel()
+
+    async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a request that may take long; raise at once if the connection is lost.
+
+        nats-py waits for a reply until the timeout also on a closed connection.
+        """
+        import asyncio
+
+        request = asyncio.ensure_future(work)
+        self._requests.add(request)
+        try:
+            return await request
+        except asyncio.CancelledError:
+            if not self.nc.is_closed:
+                raise
+            raise CliError("the connection was lost", NO_CONNECTION) from None
+        finally:
+            self._requests.discard(request)
 
     async def close(self) -> None:
         import asyncio
@@ -174,7 +214,46 @@ def nagios_check(code: int) -> Callable[[AsyncCommand], Callable[..., None]]:
     return lambda work: _make_command(work, report_critical)
 
 
+def with_target(work: Callable[..., int | None]) -> Callable[..., None]:
+    """Make a command of a function that gets the server's address and credentials as `session`, not connected."""
+
+    def run_work(ctx: typer.Context, flags: dict[str, Any], json: bool, values: dict[str, Any]) -> int | None:
+        target = targets.resolve_target({**get_root_flags(ctx), **passed_options(flags)})
+        return work(CliSession(target, json), **values)
+
+    return _make_session_command(work, run_work, report_error)
+
+
 def _make_command(work: AsyncCommand, on_error: Callable[[Exception], int]) -> Callable[..., None]:
+    def run_work(ctx: typer.Context, flags: dict[str, Any], json: bool, values: dict[str, Any]) -> int | None:
+        async def run_session() -> int | None:
+            session = CliSession(
+                targets.resolve_target({**get_root_flags(ctx), **passed_options(flags)}), json
+            )
+            try:
+                await session.open()
+                return await work(session, **values)
+            except Exception as error:
+                from headrace.cli.name_advice import explain_error
+
+                explained = await explain_error(session, error, values)
+                if explained is error:
+                    raise  # its cause says more
+                raise explained from error
+            finally:
+                await session.close()
+
+        return _run(run_session())
+
+    return _make_session_command(work, run_work, on_error)
+
+
+def _make_session_command(
+    work: Callable[..., Any],
+    run_work: Callable[[typer.Context, dict[str, Any], bool, dict[str, Any]], int | None],
+    on_error: Callable[[Exception], int],
+) -> Callable[..., None]:
+    """Make a command that takes the options of `work`, of connections, and `--json`."""
     own = [
         each for each in inspect.signature(work, eval_str=True).parameters.values() if each.name != "session"
     ]
@@ -185,18 +264,7 @@ def _make_command(work: AsyncCommand, on_error: Callable[[Exception], int]) -> C
     def command(ctx: typer.Context, **values: Any) -> None:
         flags = {name: values.pop(name) for name in targets.OPTIONS}
         json = bool(values.pop("json"))
-
-        async def run_session() -> int | None:
-            session = CliSession(
-                targets.resolve_target({**get_root_flags(ctx), **passed_options(flags)}), json
-            )
-            try:
-                await session.open()
-                return await work(session, **values)
-            finally:
-                await session.close()
-
-        run_command(lambda: _run(run_session()), on_error)
+        run_command(lambda: run_work(ctx, flags, json, values), on_error)
 
     shared = [_make_parameter(name, kind, None) for name, kind in targets.OPTIONS.items()]
     everything = [_make_parameter("ctx", typer.Context), *own, *shared]

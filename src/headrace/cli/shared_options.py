@@ -16,6 +16,18 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_subjects(subjects: list[str] | None) -> list[str] | None:
+    """Return valid subject filters. A server would close the connection of a request with an invalid one."""
+    from headrace.protocol.subjects import is_valid
+
+    for subject in subjects or ():
+        if not is_valid(subject.encode()):
+            raise typer.BadParameter(
+                f"invalid subject {subject!r}: use tokens without spaces, separated by dots"
+            )
+    return subjects
+
+
 Stream = Annotated[
     str,
     typer.Argument(
@@ -50,3 +62,15 @@ Count = Annotated[
         "--count", "-n", metavar="N", min=0, help="Stop after this many messages; 0: run until Ctrl-C."
     ),
 ]
+Since = Annotated[str, typer.Option(metavar="WHEN", help="From a time, a duration ago (1h) or a sequence.")]
+Until = Annotated[str, typer.Option(metavar="WHEN", help="Before a time, a duration ago or a sequence.")]
+Subjects = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--subject",
+        metavar="SUBJECT",
+        help="Only this subject; wildcards allowed; repeatable.",
+        callback=check_subjects,
+    ),
+]
+Limit = Annotated[int, typer.Option(metavar="N", min=0, help="At most this many messages; 0: all.")]

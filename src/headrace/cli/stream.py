@@ -13,10 +13,14 @@ from headrace.cli.session import CliSession, with_connection, with_options
 from headrace.cli.shared_options import Force, NewName, Stream
 from headrace.cli.stream_backup import backup_commands
 from headrace.cli.stream_messages import message_commands
+from headrace.cli.stream_report import report_commands
+from headrace.cli.stream_view import view_commands
 
 stream_app = typer.Typer(help="Create, inspect, change and remove streams.", no_args_is_help=True)
 stream_app.add_typer(message_commands)
 stream_app.add_typer(backup_commands)
+stream_app.add_typer(report_commands)
+stream_app.add_typer(view_commands)
 
 ConfigFile = Annotated[
     Path | None,
@@ -52,6 +56,11 @@ async def ls(
     else:
         columns = ("name", "subjects", "storage", "messages", "size", "consumers", "last message")
         output.print_table(columns, map(_make_row, found))
+
+
+def drop_server_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
+    """Return the metadata without the entries that a server adds."""
+    return {key: value for key, value in (metadata or {}).items() if not key.startswith("_nats.")}
 
 
 def _make_row(info: dict[str, Any]) -> tuple[object, ...]:
@@ -186,6 +195,29 @@ async def edit(
 
 @stream_app.command()
 @with_connection
+@with_options(stream_options.OPTIONS, into="given")
+async def copy(session: CliSession, stream: Stream, name: NewName, given: dict[str, Any]) -> None:
+    """Create a stream with the configuration of another.
+
+    Options change the configuration. Messages are not copied, unless the new stream has the other as its --source or
+    --mirror.
+    """
+    config = (await session.api_request(f"STREAM.INFO.{stream}"))["config"]
+    upstream = {"mirror", "sources"} & given.keys()
+    dropped = {"subjects", "mirror", "sources"} if upstream else {"sealed"}
+    config = {key: value for key, value in config.items() if key not in {*dropped, "sealed"}}
+    config = stream_options.apply_options({**config, "name": name}, given)
+    config["metadata"] = drop_server_metadata(config.get("metadata"))
+    if config.get("subjects") and not given.get("subjects"):
+        raise CliError(
+            f"two streams cannot capture the subjects of {stream}: add --subjects, --source {stream} or --mirror {stream}",
+            USAGE_ERROR,
+        )
+    print_stream(session, await session.api_request(f"STREAM.CREATE.{name}", config))
+
+
+@stream_app.command()
+@with_connection
 async def rm(session: CliSession, stream: Stream, force: Force = False) -> None:
     """Remove a stream, its messages and its consumers."""
     state = (await session.api_request(f"STREAM.INFO.{stream}"))["state"]
@@ -194,7 +226,7 @@ async def rm(session: CliSession, stream: Stream, force: Force = False) -> None:
     output.print_result(session.json, {"stream": stream, "messages": state["messages"]}, f"removed {stream}")
 
 
-@stream_app.command()
+@stream_app.command(rich_help_panel="Messages")
 @with_connection
 async def purge(
     session: CliSession,

@@ -27,7 +27,7 @@ METADATA_FILE, CONTENT_FILE = "backup.json", "stream.tar.s2"
 _CHUNK_BYTES = 128 * 1024
 
 
-@backup_commands.command()
+@backup_commands.command(rich_help_panel="Backups")
 @with_connection
 async def backup(
     session: CliSession,
@@ -106,7 +106,7 @@ async def _receive(session: CliSession, chunks: Any, file: BinaryIO, step: outpu
             await session.nc.publish(chunk_msg.reply)
 
 
-@backup_commands.command()
+@backup_commands.command(rich_help_panel="Backups")
 @with_connection
 async def restore(
     session: CliSession,

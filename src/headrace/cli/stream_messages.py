@@ -15,7 +15,7 @@ from headrace.cli.shared_options import Force, Raw, Stream
 message_commands = typer.Typer()
 
 
-@message_commands.command()
+@message_commands.command(rich_help_panel="Messages")
 @with_connection
 async def get(
     session: CliSession,
@@ -78,7 +78,7 @@ def decode_headers(encoded: str | None) -> dict[str, str]:
     return found
 
 
-@message_commands.command()
+@message_commands.command(rich_help_panel="Messages")
 @with_connection
 async def rmm(
     session: CliSession,

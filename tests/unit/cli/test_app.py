@@ -27,6 +27,17 @@ def test_every_command_and_option_says_what_it_does() -> None:
             assert parameter.help or path == "headrace serve", f"{path} {parameter.name}"
 
 
+@pytest.mark.parametrize("words", [[], *([name] for name in NAMES), ["consumer", "dlq"]], ids=" ".join)
+def test_no_summary_is_cut_off(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert words or "  stream  " in shown
+    assert not [line for line in shown.splitlines() if line.endswith("...") and not line.startswith("Usage:")]
+
+
 def modules_after(code: str) -> set[str]:
     """Return the modules that a new process has imported."""
     code = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.stderr)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -12,9 +11,7 @@ import pytest
 from headrace.cli import gc_tuning
 from headrace.cli.gc_tuning import PortionedGc
 
-IN_PORTIONS = pytest.mark.skipif(
-    sys.version_info >= (3, 14), reason="collections are incremental by themselves"
-)
+IN_PORTIONS = pytest.mark.skipif(gc_tuning.INCREMENTAL, reason="collections are incremental by themselves")
 
 
 class Node:

@@ -6,19 +6,19 @@ import sys
 _PROGRAM = """
 import sys
 from pathlib import Path
-from headrace.cli.malloc_tuning import limit_fragmentation
+from headrace.cli.malloc_tuning import tune_malloc
 
 def used():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 if sys.argv[1] == "whole":
-    limit_fragmentation()
+    tune_malloc()
 for _ in range(3):
     bytearray(30 << 20)  # the C library learns from these that so much is nothing special
 before = used()
 large, settled = [], []
-for _ in range(8):
-    large.append(bytearray(b"x") * (4 << 20))
+for _ in range(4):
+    large.append(bytearray(b"x") * (12 << 20))
     settled.append(bytearray(b"y") * 1000)
 large.clear()
 print(used() - before)

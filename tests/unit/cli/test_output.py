@@ -39,6 +39,12 @@ def test_times_are_printed_for_people() -> None:
     assert output.format_age("2020-01-31T12:00:00.123456789Z").endswith(("d", "h"))
 
 
+def test_zeros_at_the_end_of_a_time_are_trimmed_as_servers_do() -> None:
+    assert output.trim_time("2026-11-19T21:58:11.325625760Z") == "2026-11-19T21:58:11.32562576Z"
+    assert output.trim_time("2026-11-19T21:58:10.000000000Z") == "2026-11-19T21:58:10Z"
+    assert output.trim_time("2026-11-19T21:58:10Z") == "2026-11-19T21:58:10Z"
+
+
 def test_control_characters_become_visible() -> None:
     assert output.escape_control("a\x1b]0;x\x07\u202eb\tc\nd\x9b") == "a\\x1b]0;x\\x07\\u202eb\tc\nd\\x9b"
 

@@ -36,9 +36,10 @@ def test_a_typo_is_explained() -> None:
 def test_a_typo_in_a_flag_is_explained() -> None:
     done = headrace("serve", "--prot", "4222")
     assert done.returncode == 2
-    assert "did you mean -port?" in done.stderr
-    assert "Usage: headrace serve" in done.stdout
-    assert "Traceback" not in done.stderr
+    problem, advice = done.stderr.splitlines()  # a page of help would scroll the problem away
+    assert "did you mean -port?" in problem
+    assert "headrace serve --help" in advice
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("arguments", [("version",), ("serve", "--version"), ("serve", "-v")])
@@ -121,7 +122,7 @@ async def test_an_unmodified_client_can_use_it(tmp_path: Path) -> None:
         client = await connect(server.url)
         messages = await client.subscribe("a.*")
         await client.publish("a.b", b"payload")
-        message = await messages.next_msg(20)
+        message = await messages.next_msg(60)
         assert (message.subject, message.data) == ("a.b", b"payload")
         await client.close()
 
