@@ -23,7 +23,7 @@ from headrace.testing import HostedServer
 LARGE = b"0123456789abcdef" * 8192  # 128 KiB
 THRESHOLD = 64 * 1024
 #: Timeout for replies that must arrive. Generous, because the machine may pause for some seconds.
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 NOT_THE_EXPECTED_STREAM = 10060
 
 

@@ -21,6 +21,7 @@ from claims.object_stores import Azurite, GcsEmulator, Weed
 from conformance.servers import NATS_SERVER, OURS
 from headrace.claims import ClaimConfig, open_store
 from headrace.testing import HostedServer
+from support.cluster_server import CLUSTER, IS_TARGET, ClusterServer, replicated_streams
 
 _numbers = itertools.count(1)
 
@@ -54,12 +55,19 @@ def virtual_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedS
         yield server
 
 
-@pytest.fixture(params=[NATS_SERVER, OURS])
+@pytest.fixture(scope="session")
+def cluster_url() -> Iterator[str]:
+    with ClusterServer() as running, replicated_streams():
+        yield running.url
+
+
+@pytest.fixture(params=[CLUSTER] if IS_TARGET else [NATS_SERVER, OURS])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClaimsHarness]:
     """A harness with a connection, a folder store and a clock; time is virtual on Headrace."""
     is_ours = request.param == OURS
     server = request.getfixturevalue("virtual_server") if is_ours else None
-    url = server.url if server else request.getfixturevalue("nats_server_url")
+    shared = "cluster_url" if request.param == CLUSTER else "nats_server_url"
+    url = server.url if server else request.getfixturevalue(shared)
     connection = await nats.connect(url, allow_reconnect=False, connect_timeout=TIMEOUT_S)
     made = ClaimsHarness(connection, url, server, tmp_path / "objects", f"N{os.getpid()}x{next(_numbers)}")
     yield made

@@ -100,7 +100,7 @@ class Request(BaseHTTPRequestHandler):
         content_type = headers.get("content-type", "application/octet-stream")
         with self.server.storing:
             try:
-                if headers.get(_MATCH) == "0" and blob.exists():
+                if headers.get(_MATCH) not in (None, self._read_generation(bucket, key)):
                     raise PreconditionFailed("it is there")  # type: ignore[no-untyped-call]
                 blob.upload_from_string(body, content_type=content_type)
             except PreconditionFailed:
@@ -110,6 +110,10 @@ class Request(BaseHTTPRequestHandler):
         if is_multipart:
             return self._xml("CompleteMultipartUploadResult", f"<ETag>{escape(blob.etag or 'e')}</ETag>")
         self._answer(200, headers=self._facts(blob))
+
+    def _read_generation(self, bucket: str, key: str) -> str:
+        found = self.server.client.bucket(bucket).get_blob(key)
+        return "0" if found is None else str(found.generation or 1)
 
     def _fetch(self, bucket: str, key: str, with_body: bool) -> None:
         blob = self.server.client.bucket(bucket).get_blob(key)

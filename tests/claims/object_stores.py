@@ -7,6 +7,7 @@ unique.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -16,18 +17,36 @@ import tempfile
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 from claims.gcs_xml_gateway import Door
-from support.ports import free_port
+from support.ports import free_port, reserve_number
 
 ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".venv" / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 #: The default account of every Azurite; published by its authors, not a secret.
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-_START_TIMEOUT_S = 40.0
+_START_TIMEOUT_S = 120.0
+#: SeaweedFS has six consecutive ports, and six for gRPC 10000 above them: all below the ephemeral ports of the system.
+_FIRST_BASE, _BASE_STEP, _BASES = 13_000, 20, 480
+
+
+def _is_answered(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except OSError:
+        return False
+    return True
 
 
 class Process:
@@ -36,31 +55,34 @@ class Process:
     def __init__(self, name: str, command: list[str], folder: Path, **environment: str) -> None:
         self.name = name
         self.folder = folder
+        self._command = command
+        self._environment = {**os.environ, **environment}
         self._log = (folder / "log").open("wb")
-        self._process = subprocess.Popen(
-            command,
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            cwd=folder,
-            env={**os.environ, **environment},
+            cwd=self.folder,
+            env=self._environment,
         )
 
     def wait_for(self, url: str) -> None:
         """Wait until the address replies, with any status."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
-            try:
-                urllib.request.urlopen(url, timeout=5).close()
+            is_there = _is_answered(url)
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} did not start:\n{self._read_log()}")
+            if is_there:
                 return
-            except urllib.error.HTTPError as error:
-                error.close()
-                return
-            except OSError:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    text = (self.folder / "log").read_text(errors="replace")[-4000:]
-                    raise RuntimeError(f"{self.name} did not start:\n{text}") from None
-                time.sleep(0.05)
+            time.sleep(0.05)
+
+    def _read_log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-4000:]
 
     def close(self) -> None:
         """Kill the process: its data is not needed, and an orderly shutdown takes up to twenty seconds."""
@@ -71,24 +93,25 @@ class Process:
 
 
 class Weed(Process):
-    """SeaweedFS with its S3 gateway; `run_lifecycle` applies lifecycle rules on demand."""
+    """SeaweedFS with its S3 gateway; `run_lifecycle` applies lifecycle rules on demand.
+
+    With `table_bucket` it has such a bucket, and serves it as an Iceberg REST catalog.
+    """
 
     KEYS = {"access_key_id": "headrace", "secret_access_key": "headrace-secret"}
 
-    def __init__(self) -> None:
+    def __init__(self, listen: str = "127.0.0.1", *, table_bucket: str = "") -> None:
         folder = Path(tempfile.mkdtemp(prefix="claims-weed-"))
         self.binary = Path(sys.executable).with_name("weed")
         base = self._free_base()
-        names = ("master.port", "volume.port", "filer.port", "s3.port", "admin.port")
+        names = ("master.port", "volume.port", "filer.port", "s3.port", "admin.port", "s3.port.iceberg")
         self.ports = {name: base + index for index, name in enumerate(names)}
+        self._table_bucket = table_bucket
+        if not table_bucket:
+            self.ports["s3.port.iceberg"] = 0
         flags = [f"-{name}={port}" for name, port in self.ports.items()]
-        flags += [
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
-            "-webdav=false",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-        ]
+        flags += ["-ip=127.0.0.1", f"-ip.bind={listen}", "-webdav=false", "-s3.port.lance=0"]
+        flags += [f"-tableBucket={table_bucket}"] if table_bucket else []
         flags += ["-master.telemetry=false", "-admin.ui=false", f"-dir={folder}"]
         super().__init__(
             "weed mini",
@@ -98,15 +121,86 @@ class Weed(Process):
             AWS_SECRET_ACCESS_KEY=self.KEYS["secret_access_key"],
         )
         self.endpoint = f"http://127.0.0.1:{self.ports['s3.port']}"
+        self.catalog_url = f"http://127.0.0.1:{self.ports['s3.port.iceberg']}" if table_bucket else ""
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
         self.wait_for(self.endpoint)
+        self._wait_until_objects_are_stored()
+        if self.catalog_url:
+            self.wait_for(f"{self.catalog_url}/v1/config")
+            self._wait_for_bucket()
+
+    def _wait_until_objects_are_stored(self) -> None:
+        """Wait until an object can be put, read and deleted: the gateway replies before the volumes can be written."""
+        keys = {f"aws_{name}": value for name, value in self.KEYS.items()}
+        retries = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 1})
+        client = boto3.client(
+            "s3", endpoint_url=self.endpoint, region_name="us-east-1", config=retries, **keys
+        )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        with contextlib.closing(client):
+            while not self._stores_objects(client):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{self.name} stores no objects:\n{self._read_log()}")
+                time.sleep(0.05)
+
+    @staticmethod
+    def _stores_objects(client: Any) -> bool:
+        place = {"Bucket": "ready", "Key": "object"}
+        try:
+            with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
+                client.create_bucket(Bucket="ready")
+            client.put_object(**place, Body=b"x")
+            found: bytes = client.get_object(**place)["Body"].read()
+            client.delete_object(**place)
+            client.delete_bucket(Bucket="ready")
+            return found == b"x"
+        except (BotoCoreError, ClientError):
+            return False
+
+    def _wait_for_bucket(self) -> None:
+        """Wait until the catalog has its bucket, which it creates after it is ready."""
+        keys = {"client_id": self.KEYS["access_key_id"], "client_secret": self.KEYS["secret_access_key"]}
+        form = urllib.parse.urlencode({"grant_type": "client_credentials", "scope": "catalog", **keys})
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                with urllib.request.urlopen(
+                    f"{self.catalog_url}/v1/oauth/tokens", form.encode(), timeout=5
+                ) as reply:
+                    token = json.load(reply)["access_token"]
+                request = urllib.request.Request(
+                    f"{self.catalog_url}/v1/{self._table_bucket}/namespaces",
+                    headers={"Authorization": f"Bearer {token}"},
+                )
+                urllib.request.urlopen(request, timeout=5).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, "the table bucket is not there"
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Kill the process, as in a crash; `restart` starts it again with its data."""
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        self.kill()
+        self._process = self._start()
+        self._wait_until_ready()
 
     @staticmethod
     def _free_base() -> int:
-        """Find five consecutive ports whose gRPC ports (+10000) are free too."""
-        for base in range(13000 + os.getpid() % 500 * 20, 28000, 20):
+        """Find six consecutive ports whose gRPC ports (+10000) are free too, and that no other process takes meanwhile."""
+        start = os.getpid()
+        for number in range(start, start + _BASES):
+            base = _FIRST_BASE + number % _BASES * _BASE_STEP
+            if not reserve_number("weed", number % _BASES):
+                continue
             with contextlib.ExitStack() as stack:
                 try:
-                    for port in (*range(base, base + 5), *range(base + 10000, base + 10005)):
+                    for port in (*range(base, base + 6), *range(base + 10000, base + 10006)):
                         item = stack.enter_context(socket.socket())
                         item.bind(("127.0.0.1", port))
                 except OSError:

@@ -30,7 +30,7 @@ def test_every_block_of_the_claims_docs_runs(kind: str, tmp_path: Path, block: s
             [sys.executable, str(script)],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
             cwd=tmp_path,
         )

@@ -75,6 +75,17 @@ def test_a_preset_sets_the_ttl_and_keys_override_it(name: str, values: tuple[Any
         ({"ttl": {"max_age": 600}}, "claim_check.ttl.grace_period"),
         ({"ttl": {"max-age": 60}}, "claim_check.ttl.max-age"),
         ({"store": []}, "claim_check.store"),
+        ({"store": {"pth": "claims"}}, "claim_check.store.pth"),
+        ({"store": {"endpoint": "http://127.0.0.1:1"}}, "claim_check.store.endpoint"),
+        ({"backend": "s3", "store": {"endpont": "http://127.0.0.1:1"}}, "claim_check.store.endpont"),
+        ({"backend": "gcs", "store": {"account": "a"}}, "claim_check.store.account"),
+        ({"backend": "azure", "store": {"access_key_id": "a"}}, "claim_check.store.access_key_id"),
+        ({"backend": "memory", "store": {"path": "claims"}}, "claim_check.store.path"),
+        ({"read_from": [{"store": {"pth": "claims"}}]}, "claim_check.read_from.0.store.pth"),
+        (
+            {"read_from": [{"backend": "s3", "store": {"path": "claims"}}]},
+            "claim_check.read_from.0.store.path",
+        ),
     ],
     ids=str,
 )
@@ -83,6 +94,16 @@ def test_wrong_values_are_refused_with_their_path(check: dict[str, Any], path: s
         from_mapping({"namespace": "ns", "claim_check": check})
     assert raised.value.path == path
     assert str(raised.value).startswith(path)
+
+
+def test_a_misspelt_setting_of_a_store_is_refused_with_the_known_ones() -> None:
+    """Settings of a program are checked like those of a file, and the error shows no values."""
+    with pytest.raises(ConfigError) as raised:
+        ClaimConfig("ns", backend="s3", store={"secret_acces_key": "hush"})
+    assert str(raised.value) == (
+        "claim_check.store.secret_acces_key: unknown key of backend s3; known keys are access_key_id, connect_timeout, "
+        "endpoint, region, retries, retry_timeout, secret_access_key, session_token, tags, timeout"
+    )
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a/b", "*", "-a", "a" * 65, None, 5])

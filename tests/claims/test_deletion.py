@@ -7,9 +7,12 @@ from typing import Any
 from claims.claims_harness import LARGE, ClaimsHarness
 from headrace.claims import (
     PRESETS,
+    CollectReport,
     Received,
     Ttl,
 )
+from headrace.claims.claim_deletion import ClaimDeleter
+from headrace.claims.registry import STREAM, claim_subject
 
 AT_ACK = PRESETS["aggressive"]
 
@@ -75,3 +78,22 @@ async def test_a_planned_deletion_survives_its_planner(world: ClaimsHarness) -> 
     await world.fire(other, sent.reference.claim_id)
     assert (await other.collector.collect(sweep=False)).collected == 1
     assert not await other.store.exists(sent.reference.object_key)
+
+
+async def test_a_record_that_a_replica_still_has_deletes_nothing(world: ClaimsHarness) -> None:
+    """A replica that has not applied a purge returns the record; the leader rejects what is based on it."""
+    claims = await world.claims(ttl=AT_ACK)
+    stream = await world.stream()
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    claim_id, key = sent.reference.claim_id, sent.reference.object_key
+    stale = await claims.registry.find(claims.config.namespace, claim_id)
+    assert stale
+    subject = claim_subject(claims.config.namespace, claim_id)
+    await world.wire.api_request(f"STREAM.PURGE.{STREAM}", {"filter": subject})
+    deleter = ClaimDeleter(claims.config, claims.store, claims.registry, claims.audit, claims.metrics)
+    report = CollectReport()
+    deleted, failed = await deleter.delete([(stale, "collected")], stale.expires_ns, report)
+    assert (deleted, failed, report.collected) == ([], [stale], 0)
+    assert await claims.store.exists(key)
+    assert await claims.registry.compare_and_set(stale, 60) is None

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from claims.claims_harness import LARGE, TIMEOUT_S, ClaimsHarness
 from headrace.claims import ChecksumMismatch, FolderStore, StoreUnavailable
 from headrace.claims.stores import StaticAttributes, folder
+from headrace.claims.stores.synced_folders import FolderHandle
 
 NO_SPACE = OSError(28, "No space left on device")
 
@@ -60,6 +63,75 @@ async def test_a_reference_is_published_only_after_its_object_is_durable(
     assert await count_messages(world, stream) == 1
 
 
+async def test_a_name_appears_after_its_content_is_durable_and_is_durable_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order that makes an object complete or absent after a power loss."""
+    steps: list[str] = []
+    store = FolderStore(tmp_path, "b", sync=True)
+    await store.ensure_bucket()
+    sync_folder = FolderHandle.sync
+
+    def record(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
+            steps.append(name)
+            return result
+
+        return work
+
+    replaced = {name: record(name, getattr(os, name)) for name in ("write", "setxattr", "link")}
+    monkeypatch.setattr(folder, "os", PatchedOs(**replaced))
+    monkeypatch.setattr(folder, "sync_data", record("sync_data", folder.sync_data))
+    monkeypatch.setattr(FolderHandle, "sync", record("sync_folder", sync_folder))
+    await store.put("ns/topic/2026013112/one", b"one", StaticAttributes())
+    assert steps == ["write", "setxattr", "sync_data", "link", *["sync_folder"] * 4]
+    steps.clear()
+    await store.put("ns/topic/2026013112/two", b"two", StaticAttributes())
+    assert steps == ["write", "setxattr", "sync_data", "link", "sync_folder"]
+
+
+async def test_an_upload_needs_only_one_thread(world: ClaimsHarness) -> None:
+    """The thread that writes waits for the checksum, but never for a thread that cannot start."""
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    claims = await world.claims(objects=FolderStore(world.folder, "claims", sync=True))
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as single:
+        loop.set_default_executor(single)
+        async with asyncio.timeout(TIMEOUT_S):
+            uploads = [claims.producer.publish(f"{stream}.a", LARGE) for _ in range(4)]
+            published = await asyncio.gather(*uploads)
+            assert {each.reference.checksum for each in published if each.reference} == {
+                hashlib.sha256(LARGE).hexdigest()
+            }
+            assert (await claims.consumer.read(await world.next(stream, "c"))).data == LARGE
+        loop.set_default_executor(ThreadPoolExecutor())
+
+
+async def test_a_cancelled_upload_leaves_no_thread_waiting(world: ClaimsHarness) -> None:
+    """Neither its hashing nor its writing has started when it is cancelled."""
+    stream = await world.stream()
+    claims = await world.claims(objects=FolderStore(world.folder, "claims", sync=True))
+    loop, may_go_on = asyncio.get_running_loop(), threading.Event()
+    with ThreadPoolExecutor(1) as single:
+        loop.set_default_executor(single)
+        blocked = loop.run_in_executor(None, may_go_on.wait, TIMEOUT_S)
+        uploads = [asyncio.create_task(claims.producer.publish(f"{stream}.a", LARGE)) for _ in range(3)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for upload in uploads:
+            upload.cancel()
+        await asyncio.gather(*uploads, return_exceptions=True)
+        may_go_on.set()
+        async with asyncio.timeout(TIMEOUT_S):
+            await blocked
+            await claims.producer.publish(f"{stream}.a", LARGE)
+        loop.set_default_executor(ThreadPoolExecutor())
+    assert await count_messages(world, stream) == 1
+    assert await claims.store.uploads() == []
+
+
 @pytest.mark.parametrize("name", ["write", "sync_data", "link"])
 async def test_a_write_that_fails_leaves_neither_object_nor_record(
     world: ClaimsHarness, monkeypatch: pytest.MonkeyPatch, name: str
@@ -87,7 +159,7 @@ async def test_a_write_that_fails_leaves_neither_object_nor_record(
 
 @pytest.mark.parametrize("size", [100_000, 5 * 1024 * 1024])
 async def test_a_changed_file_is_never_returned(world: ClaimsHarness, size: int) -> None:
-    """In one piece, which the reading thread hashes, and in several."""
+    """In one piece, which one thread reads and hashes, and in several."""
     stream = await world.stream()
     await world.consumer(stream, "c")
     claims = await world.claims()

@@ -84,7 +84,7 @@ async def grown_mib(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read as Linux tells it")
 @pytest.mark.parametrize(
     ("store", "size_mib", "source", "compression"),

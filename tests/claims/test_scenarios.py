@@ -286,6 +286,7 @@ async def test_s11_a_collector_that_was_down_for_hours_catches_up(world: ClaimsH
     assert (await claims.collector.collect()).removed == 0
 
 
+@pytest.mark.single_server("A purge reaches the replicas later than its reply the client")
 async def test_s11_markers_that_are_gone_do_not_matter(world: ClaimsHarness) -> None:
     """The collector was down for longer than markers live: records, and the hours in keys, are enough."""
     claims = await world.claims(ttl=RETENTION)

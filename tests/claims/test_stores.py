@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,8 +18,12 @@ from headrace.claims.stores import (
     ObjectMissing,
     ObjectStoreError,
     StaticAttributes,
-    folder,
+    VersionedFolderStore,
+    synced_folders,
+    versioned_folder,
 )
+from headrace.claims.stores.object_store import get_whole
+from headrace.claims.stores.synced_folders import FolderHandle
 
 METADATA = {"prism-namespace": "ns", "prism-checksum": "ab" * 32, "prism-created-at": "2026-01-31T12:00:00Z"}
 PLAIN = StaticAttributes(METADATA)
@@ -38,6 +44,21 @@ async def test_an_object_comes_back_with_its_metadata(store: Any) -> None:
     assert info.size == 5
     assert dict(info.metadata) == METADATA
     assert await store.exists("ns/topic/2026013112/one")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2 * 1024 * 1024])
+async def test_a_small_object_is_read_with_its_checksum(store: Any, size: int) -> None:
+    """By stores that can do so, and only if it has the expected size."""
+    data = os.urandom(size)
+    await store.put("ns/a", data, PLAIN)
+    expected = (data, hashlib.sha256(data).hexdigest()) if hasattr(store, "get_whole") else None
+    assert await get_whole(store, "ns/a", size) == expected
+    assert await get_whole(store, "ns/a", size + 1) is None
+    if size:
+        assert await get_whole(store, "ns/a", size - 1) is None
+    if expected is not None:
+        with pytest.raises(ObjectMissing, match="ns/b"):
+            await get_whole(store, "ns/b", size)
 
 
 async def test_an_empty_object_is_an_object(store: Any) -> None:
@@ -167,25 +188,35 @@ async def store_with_topic(root: Path) -> tuple[FolderStore, Path]:
     return store, topic
 
 
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that were synced, in order."""
+    found: list[Path] = []
+    monkeypatch.setattr(FolderHandle, "sync", lambda handle: found.append(Path(handle.path)))
+    return found
+
+
 async def test_an_object_in_a_folder_that_another_writer_just_made_is_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, synced: list[Path]
 ) -> None:
     store, topic = await store_with_topic(tmp_path)
-    synced: list[Path] = []
-    monkeypatch.setattr(folder, "_sync_folder", synced.append)
+    synced.clear()
     await store.put("ns/topic/2026013112/one", b"one", PLAIN)
     assert synced == [topic / "2026013112", topic, topic.parent, topic.parent.parent]
 
 
-async def test_folders_that_did_not_change_are_synced_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_name_of_a_bucket_is_durable(tmp_path: Path, synced: list[Path]) -> None:
+    await FolderStore(tmp_path / "new" / "deep", "b").ensure_bucket()
+    assert synced == [tmp_path / "new" / "deep", tmp_path / "new", tmp_path]
+    synced.clear()
+    await FolderStore(tmp_path / "new" / "deep", "b").ensure_bucket()
+    assert synced == [tmp_path / "new" / "deep"]
+
+
+async def test_folders_above_are_synced_once(tmp_path: Path, synced: list[Path]) -> None:
     store, topic = await store_with_topic(tmp_path)
-    for above in (topic, topic.parent, topic.parent.parent):
-        os.utime(above, (1_000_000_000, 1_000_000_000))
     await store.put("ns/topic/2026013112/one", b"one", PLAIN)
-    synced: list[Path] = []
-    monkeypatch.setattr(folder, "_sync_folder", synced.append)
+    synced.clear()
     await store.put("ns/topic/2026013112/two", b"two", PLAIN)
     assert synced == [topic / "2026013112"]
     (topic / "2026013113").mkdir()
@@ -193,8 +224,121 @@ async def test_folders_that_did_not_change_are_synced_once(
     assert synced[1:] == [topic / "2026013113", topic]
 
 
+@pytest.mark.parametrize("is_new_topic", [False, True])
+async def test_a_folder_that_was_removed_and_made_again_is_synced_again(
+    tmp_path: Path, synced: list[Path], is_new_topic: bool
+) -> None:
+    """A collector removes empty folders, and a writer makes them again, with an inode that may be the same."""
+    store, topic = await store_with_topic(tmp_path)
+    await store.put("ns/topic/2026013112/one", b"one", PLAIN)
+    collector = FolderStore(tmp_path, "claims")
+    for number in range(20):
+        await collector.delete(["ns/topic/2026013112/one"])
+        assert not topic.exists()
+        (topic / "2026013112").mkdir(parents=True)
+        if not is_new_topic:  # also if only the last folder is new to this store
+            store._synced_folders.sync(str(topic))
+        synced.clear()
+        await store.put("ns/topic/2026013112/one", b"%d" % number, PLAIN)
+        above = [topic] if not is_new_topic else [topic, topic.parent, topic.parent.parent]
+        assert synced == [topic / "2026013112", *above]
+
+
+async def test_a_folder_whose_sync_failed_is_synced_with_all_above_it(
+    tmp_path: Path, synced: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was durable before: after a failed sync nothing is known."""
+    store, topic = await store_with_topic(tmp_path)
+    await store.put("ns/topic/2026013112/one", b"one", PLAIN)
+
+    def fail(_: FolderHandle) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderHandle, "sync", fail)
+        with pytest.raises(ObjectStoreError, match="Input/output error"):
+            await store.put("ns/topic/2026013112/two", b"two", PLAIN)
+    synced.clear()
+    await store.put("ns/topic/2026013112/three", b"three", PLAIN)
+    assert synced == [topic / "2026013112", topic]
+
+
+def count_open_below(folder: Path) -> int:
+    """Return how many descriptors of this process lead to a folder or what is in it."""
+    found = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as that of this listing
+            found += path.readlink().is_relative_to(folder)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors as Linux lists them")
+async def test_folders_that_are_open_are_bounded_and_closed(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, "claims")
+    await store.ensure_bucket()
+    before = count_open_below(tmp_path)
+    for number in range(synced_folders._OPEN_MAX + 10):
+        await store.put(f"ns/topic{number}/2026013112/one", b"one", PLAIN)
+    assert count_open_below(tmp_path) <= before + synced_folders._OPEN_MAX
+    await store.close()
+    assert count_open_below(tmp_path) <= before + 1
+
+
 def test_azure_gets_names_that_it_allows() -> None:
     from headrace.claims.stores.azure import AzureStore
 
     assert AzureStore.to_vendor("prism-created-at") == "prism_created_at"
     assert AzureStore.from_vendor("prism_created_at") == "prism-created-at"
+
+
+async def test_an_object_is_replaced_only_if_it_has_not_changed(store: Any, tmp_path: Path) -> None:
+    if isinstance(store, FolderStore):
+        store = VersionedFolderStore(tmp_path, "versions")
+        await store.ensure_bucket()
+    await store.put("ns/floor", b"1", PLAIN)
+    data, version = await store.get_version("ns/floor")
+    assert data == b"1"
+    await store.put_version("ns/floor", b"2", version)
+    with pytest.raises(ObjectAlreadyExists):
+        await store.put_version("ns/floor", b"3", version)
+    assert await all_of(store, "ns/floor") == b"2"
+    with pytest.raises(ObjectMissing):
+        await store.get_version("ns/none")
+
+
+async def test_one_of_many_replacements_at_once_succeeds(store: Any, tmp_path: Path) -> None:
+    if isinstance(store, FolderStore):
+        store = VersionedFolderStore(tmp_path, "versions")
+        await store.ensure_bucket()
+    await store.put("ns/floor", b"0", PLAIN)
+    _, version = await store.get_version("ns/floor")
+
+    async def replace(number: int) -> bool:
+        try:
+            await store.put_version("ns/floor", b"%d" % number, version)
+            return True
+        except ObjectStoreError:  # it may also report that it was busy
+            return False
+
+    won = await asyncio.gather(*(replace(number) for number in range(1, 9)))
+    assert sum(won) <= 1
+    stored = int(await all_of(store, "ns/floor"))
+    if any(won):
+        assert stored == won.index(True) + 1
+    elif isinstance(store, VersionedFolderStore):
+        assert stored == 0
+    else:  # the reply to the one that succeeded may have been lost: it was refused when it was repeated, or gave up
+        assert 0 <= stored <= 8
+
+
+async def test_a_replacement_waits_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versioned_folder, "_LOCK_TIMEOUT_S", 0.02)
+    store = VersionedFolderStore(tmp_path, "versions")
+    await store.ensure_bucket()
+    await store.put("floor", b"1", PLAIN)
+    _, version = await store.get_version("floor")
+    with store._locked("floor"), pytest.raises(ObjectStoreError, match="another process is replacing it"):
+        await store.put_version("floor", b"2", version)
+    await store.put_version("floor", b"2", version)

@@ -30,6 +30,7 @@ from headrace.claims import (
 )
 from headrace.claims.stores import ObjectStoreError
 from headrace.client import codecs, errors, jetstream, sync
+from support.sockets import until
 
 AT_ACK = PRESETS["aggressive"]
 SMALL = b"small"
@@ -256,7 +257,10 @@ async def receive(js: ClaimJetStream, stream: str, how: str) -> bytes:
         await subscription.unsubscribe()
 
 
-async def test_a_store_that_is_down_delays_a_message_and_no_other(world: ClaimsHarness) -> None:
+async def test_a_store_that_is_down_delays_a_message_and_no_other(
+    world: ClaimsHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "headrace.claims")
     store = Faulty(MemoryStore(clock=world.clock))
     _, js = await open_wrapped(world, objects=store)
     stream = await world.stream()
@@ -267,7 +271,9 @@ async def test_a_store_that_is_down_delays_a_message_and_no_other(world: ClaimsH
         message = await next_of(messages)
         assert message.data == SMALL
         await message.ack()
-        await world.advance(6)  # it is redelivered after 5 seconds
+        await until(lambda: "will be redelivered in 5 s" in caplog.text)
+        await world.connection.flush()
+        await world.advance(6)
         again = await next_of(messages)
         assert (again.data, again.metadata.num_delivered) == (LARGE, 2)
 
@@ -286,6 +292,38 @@ async def test_a_cancelled_wait_drops_no_message(world: ClaimsHarness) -> None:
         store.unblock("get")
         message = await next_of(messages)
         assert (message.data, message.metadata.num_delivered) == (LARGE, 1)
+
+
+@pytest.mark.parametrize("how", ["fetch", "next_msg"])
+async def test_a_cancelled_read_returns_messages_to_the_server_at_once(
+    world: ClaimsHarness, how: str
+) -> None:
+    store = Faulty(MemoryStore(clock=world.clock))
+    _, js = await open_wrapped(world, objects=store)
+    stream = await world.stream()
+    for payload in (LARGE, SMALL):
+        await js.publish(f"{stream}.a", payload)
+    push = {} if how == "fetch" else {"deliver_subject": f"{stream}-in"}
+    await world.consumer(stream, "worker", **push)  # it waits for acks for an hour
+    reading = store.block("get")
+    if how == "fetch":
+        subscription: Any = await js.pull_subscribe_bind("worker", stream)
+        task = asyncio.create_task(subscription.fetch(2, TIMEOUT_S))
+    else:
+        config = (await js.consumer_info(stream, "worker")).config
+        subscription = await js.subscribe_bind(stream, config, "worker", manual_ack=True)
+        task = asyncio.create_task(subscription.next_msg(TIMEOUT_S))
+    await asyncio.wait_for(reading.wait(), TIMEOUT_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    store.unblock("get")
+    found: list[tuple[bytes, int]] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(found) < 2:
+            messages = await subscription.fetch(2, 1) if how == "fetch" else [await subscription.next_msg(60)]
+            found += [(message.data, message.metadata.num_delivered) for message in messages]
+    expected = [(LARGE, 2), (SMALL, 2)] if how == "fetch" else [(LARGE, 2), (SMALL, 1)]
+    assert sorted(found) == sorted(expected)
 
 
 async def test_errors_of_the_server_are_those_of_a_small_message(world: ClaimsHarness) -> None:

@@ -90,7 +90,7 @@ class Floors:
                     if await self.get(stream) is not None:
                         self._stored[stream] = await self._load_stored(stream)
 
-        await asyncio.gather(*(load(stream) for stream in set(streams)))
+        await asyncio.gather(*(load(stream) for stream in dict.fromkeys(streams)))
 
     async def find_blocking_consumer(self, stream: str, subject: str, seq: int, excluding: str = "") -> str:
         """Return the name of a consumer or reader that still needs the message.
@@ -245,7 +245,10 @@ async def register_reader(
 async def list_reader_leases(
     jetstream: JetStreamClient, stream: str, on_rejected: OnRejected = log_rejected
 ) -> list[Floor]:
-    """Return the leases of a stream; markers of expired leases are ignored."""
+    """Return the leases of a stream; markers of expired leases are ignored.
+
+    None is missing. A lease that has just been removed may be in the list, which only keeps claims a little longer.
+    """
     leases = await jetstream.get_all(STREAM, f"$CLAIMS.reader.{stream}.*")
     return [await _parse_lease(item, on_rejected) for item in leases if item.data]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -19,7 +20,12 @@ from headrace.claims.claim_deletion import ClaimDeleter, CollectReport
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
 from headrace.claims.gc_policy import decide
-from headrace.claims.jetstream_client import CONSUMER_NOT_FOUND, JetStreamClient, RequestTimeout
+from headrace.claims.jetstream_client import (
+    CONSUMER_NOT_FOUND,
+    ConsumerUnavailable,
+    JetStreamClient,
+    RequestTimeout,
+)
 from headrace.claims.records import RejectedRecord
 from headrace.claims.reference import is_claim_id
 from headrace.claims.registry import MARKER_REASON, STREAM, ClaimEntry, Registry, due_subject
@@ -33,6 +39,8 @@ _BATCH = 1000
 _CONCURRENT_DRAINS = 3
 _ACK_WAIT_S = 60
 _RETRY_S = 30.0
+#: Pauses between attempts to reach a new consumer.
+_LEADER_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Collector:
@@ -132,6 +140,14 @@ class Collector:
         except RequestTimeout:
             _LOG.info("consumer %s does not respond; creating it again", self._consumer_name)
         await self.ensure()  # it was deleted meanwhile
+        return await self._pull_new(expires_s)
+
+    async def _pull_new(self, expires_s: float) -> list[Msg]:
+        """Pull from a consumer that was just created: in a cluster it has no leader for a moment."""
+        for pause_s in _LEADER_PAUSES_S:
+            with suppress(ConsumerUnavailable):
+                return await self._jetstream.pull(STREAM, self._consumer_name, _BATCH, expires_s)
+            await asyncio.sleep(pause_s)
         return await self._jetstream.pull(STREAM, self._consumer_name, _BATCH, expires_s)
 
     async def _process_markers(self, messages: Sequence[Msg], report: CollectReport) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from headrace.claims.errors import Corrupt, TooLarge
 from headrace.claims.zstd_blocks import ZstdSplitter
+from headrace.extras import require_extra
 
 Chunk = bytes | memoryview
 
@@ -33,6 +34,7 @@ def make_compressor(name: str) -> Compressor | None:
         return None
     if name == "gzip":
         return zlib.compressobj(6, zlib.DEFLATED, _GZIP)
+    require_extra("claims", "zstandard")
     import zstandard
 
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compressobj()
@@ -88,6 +90,7 @@ def _make_gzip_decoder() -> Callable[[Chunk], Iterator[Chunk]]:
 
 
 def _make_zstd_decoder() -> Callable[[Chunk], Iterator[Chunk]]:
+    require_extra("claims", "zstandard")
     import zstandard
 
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX).decompressobj()

@@ -14,9 +14,21 @@ from typing import Any
 
 from headrace.claims.errors import ConfigError
 from headrace.deprecation import RenamedAttribute
+from headrace.extras import require_extra
 
 BACKENDS = ("folder", "memory", "s3", "minio", "gcs", "azure")
 COMPRESSIONS = ("none", "gzip", "zstd")
+_CLIENT_KEYS = frozenset(("endpoint", "timeout", "connect_timeout", "retries", "retry_timeout"))
+_S3_KEYS = _CLIENT_KEYS | {"region", "access_key_id", "secret_access_key", "session_token", "tags"}
+#: Settings of each backend.
+_STORE_KEYS: Mapping[str, frozenset[str]] = {
+    "folder": frozenset(("path", "sync")),
+    "memory": frozenset(),
+    "s3": _S3_KEYS,
+    "minio": _S3_KEYS,
+    "gcs": _CLIENT_KEYS | {"service_account_path", "project", "admin_endpoint"},
+    "azure": _CLIENT_KEYS | {"account", "access_key", "subscription_id", "resource_group"},
+}
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DAY_S = 86400
 _KIND_NAMES: Mapping[type, str] = {dict: "a mapping", list: "a list"}
@@ -154,6 +166,7 @@ def _checks(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
         config.enabled or not config.required,
         "cannot be false while claim_check.required is true: set enabled: true",
     )
+    _check_store_keys(f"{top}.store", config.backend, config.store)
     yield from _check_streams(config)
     yield from _check_read_from(config)
     yield from _check_ttl(ttl)
@@ -199,6 +212,14 @@ def _check_read_from(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
             f"it is not one of {', '.join(BACKENDS)}",
         )
         yield f"{path}.{index}.bucket", bool(item.get("bucket", "-")), "a bucket name is required"
+        _check_store_keys(f"{path}.{index}.store", backend, item.get("store", {}))
+
+
+def _check_store_keys(path: str, backend: str, settings: Mapping[str, Any]) -> None:
+    for key in settings:
+        if key not in (known := _STORE_KEYS[backend]):
+            names = f"known keys are {', '.join(sorted(known))}" if known else "it has no settings"
+            raise ConfigError(f"{path}.{key}", f"unknown key of backend {backend}; {names}")
 
 
 def from_mapping(document: Mapping[str, Any]) -> ClaimConfig:
@@ -253,6 +274,7 @@ def _check_known_keys(given: Mapping[str, Any], allowed: set[str], prefix: str) 
 
 def load_all(path: str | Path) -> list[ClaimConfig]:
     """Load the configurations of a YAML file, one per document."""
+    require_extra("claims", "yaml")
     import yaml
 
     try:

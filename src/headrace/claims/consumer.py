@@ -7,11 +7,9 @@ stream needs it. A failed release or deletion never fails the message.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,10 +22,9 @@ from headrace.claims.ack_keep_alive import AckKeepAlive
 from headrace.claims.audit_trail import Audit
 from headrace.claims.claim_release import ClaimReleaser, get_consumer_name
 from headrace.claims.clock import SECOND_NS
-from headrace.claims.compression import Chunk, Decompressor
+from headrace.claims.compression import Chunk
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import (
-    ChecksumMismatch,
     ClaimFailure,
     ClaimNotFound,
     Corrupt,
@@ -37,17 +34,13 @@ from headrace.claims.errors import (
 )
 from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
 from headrace.claims.metrics import Metrics
+from headrace.claims.payload_fetch import fetch, fetch_whole
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Registry
-from headrace.claims.stores import ObjectMissing, ObjectStore, ObjectStoreError
-from headrace.claims.stores.object_store import READ_BYTES, ObservableChunks
-from headrace.claims.streaming_upload import NO_THREAD_MAX_BYTES, prefetch, run_in_thread_if_large
+from headrace.claims.stores import ObjectStore, ObjectStoreError
 from headrace.clock import Clock
 from headrace.deprecation import renamed_names
 from headrace.errors import RequestError
-
-if TYPE_CHECKING:
-    from hashlib import _Hash as Hash
 
 _LOG = logging.getLogger("headrace.claims")
 _RETRY_S = 5.0
@@ -103,46 +96,60 @@ class ClaimConsumer:
 
     async def read(self, message: Msg) -> Received:
         """Return the complete, verified payload. Raises `Expired`, `ClaimNotFound`, `ChecksumMismatch`, `TooLarge`, ..."""
-        chunks = [chunk async for chunk in self.stream(message)]
-        data = await run_in_thread_if_large(sum(map(len, chunks)), b"".join, chunks)
+        started = time.perf_counter()
         headers = dict(message.headers or {})
-        content_type = headers.get(references.CONTENT_TYPE, "")
-        reference = None
-        if references.is_claim(message.headers):
-            reference = references.decode(message.data)
-            headers = references.restore_headers(headers, reference.claim_id)
-            content_type = reference.content_type
-        return Received(message.subject, data, headers, content_type, reference, message)
+        try:
+            reference = await self._get_permitted_reference(message)
+            if reference is None:
+                content_type = headers.get(references.CONTENT_TYPE, "")
+                return Received(message.subject, message.data, headers, content_type, None, message)
+            try:
+                data = await fetch_whole(self._store, reference)
+            except ClaimNotFound as error:
+                raise self._explain_missing(reference, error) from error
+        except ClaimFailure as error:
+            await self._record_failure(message, error)
+            raise
+        await self._record_retrieval(message, reference, started)
+        headers = references.restore_headers(headers, reference.claim_id)
+        return Received(message.subject, data, headers, reference.content_type, reference, message)
 
     async def stream(self, message: Msg) -> AsyncIterator[Chunk]:
         """Yield the payload in pieces, at constant memory. It is verified only after the last piece."""
         started = time.perf_counter()
         try:
-            reference = self.reference(message)
+            reference = await self._get_permitted_reference(message)
             if reference is None:
                 yield message.data
                 return
-            if self._config.strict_subjects:
-                await self._check_subject(reference, message)
-            async for chunk in self._fetch(reference):
-                yield chunk
+            try:
+                async for chunk in fetch(self._store, reference):
+                    yield chunk
+            except ClaimNotFound as error:
+                raise self._explain_missing(reference, error) from error
         except ClaimFailure as error:
             await self._record_failure(message, error)
             raise
+        await self._record_retrieval(message, reference, started)
+
+    async def _get_permitted_reference(self, message: Msg) -> Reference | None:
+        """Return the reference that a message carries and may carry; None if it carries its payload itself."""
+        reference = self.reference(message)
+        if reference is not None and self._config.strict_subjects:
+            await self._check_subject(reference, message)
+        return reference
+
+    async def _record_retrieval(self, message: Msg, reference: Reference, started: float) -> None:
         namespace = self._config.namespace
         self._metrics.retrieved.labels(namespace).inc()
         self._metrics.retrieval_duration.labels(namespace).observe(time.perf_counter() - started)
         await self._audit.record(namespace, reference.claim_id, "retrieved", by=get_consumer_name(message))
 
-    async def _fetch(self, reference: Reference) -> AsyncIterator[Chunk]:
-        """Yield the payload; one that is missing after `max_age` has expired: the grace period is for its consumers."""
-        try:
-            async for chunk in fetch(self._store, reference):
-                yield chunk
-        except ClaimNotFound as error:
-            if self._clock.now_ns() <= reference.expires_at * SECOND_NS:
-                raise
-            raise Expired(f"claim {reference.claim_id} ended at its max_age", reference.claim_id) from error
+    def _explain_missing(self, reference: Reference, error: ClaimNotFound) -> ClaimFailure:
+        """Return the error for a missing payload; after `max_age` it has expired: the grace period is for its consumers."""
+        if self._clock.now_ns() <= reference.expires_at * SECOND_NS:
+            return error
+        return Expired(f"claim {reference.claim_id} ended at its max_age", reference.claim_id)
 
     async def _check_subject(self, reference: Reference, message: Msg) -> None:
         """Reject a reference on a subject that it was not published to, unless the message is known to be a copy.
@@ -295,98 +302,6 @@ def _get_retry_delay_s(message: Msg) -> float:
     except NatsError:
         return _RETRY_S
     return float(min(_RETRY_S * 2 ** min(delivered - 1, 10), _RETRY_S_MAX))
-
-
-async def fetch(store: ObjectStore, reference: Reference) -> AsyncIterator[Chunk]:
-    """Yield the payload of a checked reference in pieces; it is verified only after the last piece."""
-    claim_id = reference.claim_id
-    try:
-        stored = await store.get(reference.object_key)
-    except ObjectMissing as error:
-        raise ClaimNotFound(f"claim {claim_id} is not in the store: {error}", claim_id) from error
-    except ObjectStoreError as error:
-        raise StoreUnavailable(f"claim {claim_id}: {error}", claim_id) from error
-    stored_hash = hashlib.sha256()
-    chunks = _map_store_errors(stored, claim_id)
-    if reference.stored_size <= READ_BYTES and isinstance(stored, ObservableChunks):
-        stored.set_observer(stored_hash.update)  # one piece: read and hashed in one thread
-    else:
-        chunks = _hash_chunks(chunks, reference.stored_size, stored_hash)
-    async for chunk in _verify(reference, chunks, stored_hash):
-        yield chunk
-
-
-async def _hash_chunks(
-    chunks: AsyncIterator[Chunk], stored_size: int, stored_hash: Hash
-) -> AsyncIterator[Chunk]:
-    """Yield the same chunks, hashed; the next one is fetched meanwhile."""
-    if stored_size > NO_THREAD_MAX_BYTES:
-        chunks = prefetch(chunks)  # in one piece there is nothing to prefetch
-    async for chunk in chunks:
-        await run_in_thread_if_large(len(chunk), stored_hash.update, chunk)
-        yield chunk
-
-
-async def _map_store_errors(stored: AsyncIterator[Chunk], claim_id: str) -> AsyncIterator[Chunk]:
-    try:
-        async for chunk in stored:
-            yield chunk
-    except ObjectStoreError as error:
-        raise StoreUnavailable(f"reading claim {claim_id} failed: {error}", claim_id) from error
-
-
-async def _verify(
-    reference: Reference, stored: AsyncIterator[Chunk], stored_hash: Hash
-) -> AsyncIterator[Chunk]:
-    """Count stored bytes, which are hashed already, and hash original bytes; both must match the reference."""
-    claim_id = reference.claim_id
-    original_hash = hashlib.sha256()
-    is_uncompressed = reference.compression == "none"
-    decompressor = Decompressor(reference.compression, reference.original_size)
-    size = stored_size = 0
-    try:
-        async for data in stored:
-            stored_size += len(data)
-            if is_uncompressed:
-                chunks = _check_size(decompressor, data)
-            else:
-                chunks = _decompress(decompressor.feed(data), original_hash)
-            async for chunk in chunks:
-                size += len(chunk)
-                yield chunk
-    except ClaimFailure as error:
-        error.claim_id = error.claim_id or claim_id
-        raise
-    checksum = stored_hash.hexdigest() if is_uncompressed else original_hash.hexdigest()
-    if stored_hash.hexdigest() != reference.stored_checksum or stored_size != reference.stored_size:
-        raise ChecksumMismatch(
-            f"claim {claim_id}: the object ({stored_size} bytes) is not what was stored ({reference.stored_size} bytes)",
-            claim_id,
-        )
-    if checksum != reference.checksum or size != reference.original_size:
-        raise ChecksumMismatch(
-            f"claim {claim_id}: the payload ({size} bytes) is not what was published", claim_id
-        )
-
-
-async def _check_size(decompressor: Decompressor, data: Chunk) -> AsyncIterator[Chunk]:
-    for chunk in decompressor.feed(data):
-        yield chunk
-
-
-async def _decompress(chunks: Iterator[Chunk], original_hash: Hash) -> AsyncIterator[Chunk]:
-    """Yield what a stored piece decompresses to, in threads: each chunk is hashed while the next is decompressed."""
-    loop = asyncio.get_running_loop()
-    hashing: asyncio.Future[None] | None = None
-    try:
-        while (chunk := await loop.run_in_executor(None, next, chunks, None)) is not None:
-            if hashing is not None:
-                await hashing
-            hashing = loop.run_in_executor(None, original_hash.update, chunk)
-            yield chunk
-    finally:
-        if hashing is not None:
-            await hashing
 
 
 if not TYPE_CHECKING:

@@ -37,7 +37,8 @@ _NO_RESPONDERS_RESPONSE = {
 }
 STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
-WRONG_LAST_SEQUENCE = 10071
+#: The second one comes from a cluster that is still replicating another message on the subject.
+WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 CONSUMER_NOT_FOUND = 10014
 STREAM_NAME_IN_USE = 10058
 
@@ -124,7 +125,10 @@ class JetStreamClient:
         """Return the newest message of each subject, by subject; subjects without one are omitted.
 
         Decisions made from it must not depend on a replica or mirror that lags: direct gets count only if the server
-        that replies has everything that the leader had before; otherwise the leader is asked for each subject.
+        that replies has everything that the leader had before; otherwise the leader is asked for each subject. So no
+        message is missing. One that the leader has deleted or purged a moment ago may still be found: this changes no
+        last sequence, so a replica that has not applied it cannot be recognized. Callers that remove something because of
+        a message must therefore do so by compare-and-set, which the leader decides.
         """
         found: dict[str, StreamMessage] = {}
         for start in range(0, len(subjects), _MULTI_LAST_MAX):
@@ -177,7 +181,8 @@ class JetStreamClient:
         """Yield pages of messages under a subject, which may have wildcards, in sequence order.
 
         A replica that lags has a prefix of the leader's messages, so only the end of its pages needs the leader's
-        confirmation. A mirror may lack messages: its pages are ignored.
+        confirmation. Besides, it may have older versions of messages, and those that were removed, as in
+        `get_last_per_subject`. A mirror may lack messages: its pages are ignored.
         """
         seq = 1
         while True:

@@ -6,9 +6,12 @@ State changes are counted where they happen once (the registry's compare-and-set
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from headrace.deprecation import RenamedAttribute
+from headrace.extras import require_extra
+
+require_extra("claims", "prometheus_client")
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram  # noqa: E402
 
 _DURATION_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 _SIZE_BUCKETS = tuple(1024 * 4**power for power in range(11))

@@ -60,7 +60,7 @@ async def check_published_config(jetstream: JetStreamClient, config: ClaimConfig
         )
         return []
     except RequestError as error:
-        if error.err_code != WRONG_LAST_SEQUENCE:
+        if error.err_code not in WRONG_LAST_SEQUENCE:
             raise
     return await check(jetstream, config)
 

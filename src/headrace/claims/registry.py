@@ -114,7 +114,7 @@ class Registry:
             ack = await self.jetstream.publish(*self._make_update(entry, ttl_s, entry.revision))
             return replace(entry, revision=int(ack["seq"]))
         except RequestError as error:
-            if error.err_code == WRONG_LAST_SEQUENCE:
+            if error.err_code in WRONG_LAST_SEQUENCE:
                 return None
             raise
 
@@ -131,7 +131,7 @@ class Registry:
         if metadata_ack is None or timer_ack is None:
             raise RequestTimeout(f"no reply, so it is unknown whether claim {entry.claim_id} was released")
         raise_on_error(timer_ack)
-        if metadata_ack.get("error", {}).get("err_code") == WRONG_LAST_SEQUENCE:
+        if metadata_ack.get("error", {}).get("err_code") in WRONG_LAST_SEQUENCE:
             return False
         raise_on_error(metadata_ack)
         return True
@@ -160,6 +160,13 @@ class Registry:
         return next(iter(await self._decode_entries([found])), None) if found else None
 
     async def find_all(self, namespace: str, claim_ids: Sequence[str]) -> dict[str, ClaimEntry]:
+        """Return the records of claims by id.
+
+        A claim that is not found has no record: the sweep may delete its object. The reverse is not certain, because a
+        replica may return a record that was purged. That deletes nothing: `remove` and every other change are
+        compare-and-sets with its revision, which the leader rejects. Claims are removed by tombstones, which no current
+        replica lacks; only an administrator purges records.
+        """
         subjects = [claim_subject(namespace, claim_id) for claim_id in claim_ids]
         found = await self._decode_entries(
             (await self.jetstream.get_last_per_subject(STREAM, subjects)).values()
@@ -210,7 +217,10 @@ class Registry:
             )
 
     async def scan(self, namespace: str) -> AsyncIterator[list[ClaimEntry]]:
-        """Yield pages of all existing claims of a namespace, oldest record first."""
+        """Yield pages of all existing claims of a namespace, oldest record first.
+
+        In a cluster some may be out of date: callers change claims by compare-and-set with the revision only.
+        """
         async for page in scan_subjects(self.jetstream, STREAM, claim_subject(namespace, "*")):
             yield await self._decode_entries(page)
 

@@ -7,7 +7,7 @@ ones are registered after the upload. Must not know whether, or how, the referen
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -120,25 +120,25 @@ class UploadAttempt:
         return memoryview(payload)
 
     async def _store_while_hashing(self, data: Chunk) -> ClaimEntry:
-        """Write the object and hash it in the same thread; register the record while the store makes it durable."""
-        loop, claim = asyncio.get_running_loop(), self._claim
-        hashed: asyncio.Future[None] = loop.create_future()
+        """Hash in one thread and write in another; register the record while the store makes the object durable.
+
+        The thread that is first hashes, so that neither waits for one that may never start.
+        """
+        claim, hash_once = self._claim, _Once(partial(_encode_whole, self._claim.encoder, data))
+        hashing = asyncio.get_running_loop().run_in_executor(None, hash_once.run)
 
         def make_metadata() -> Metadata:
-            claim.encoder.encode_chunk(data)
-            claim.encoder.finish()
-            with contextlib.suppress(RuntimeError):  # the program ends, and its event loop is closed
-                loop.call_soon_threadsafe(_finish, hashed)
+            hash_once.run()
             return claim.metadata()
 
         async def store() -> None:
             try:
                 await self._put(data, replace(claim.attributes, make_metadata=make_metadata))
             finally:
-                hashed.cancel()
+                hashing.cancel()
 
         async def register() -> ClaimEntry:
-            await hashed
+            await hashing
             return await self._register(claim.make_entry())
 
         return await self._reconcile(*await asyncio.gather(store(), register(), return_exceptions=True))
@@ -191,6 +191,20 @@ class UploadAttempt:
         metrics.upload_bytes.labels(namespace).observe(self._claim.encoder.stored_size)
 
 
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _encode_whole(encoder: PayloadEncoder, data: Chunk) -> None:
+    encoder.encode_chunk(data)
+    encoder.finish()
+
+
+class _Once:
+    """Work that is done once, by the first of several threads; the others wait for it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        with self._lock:
+            if self._work is not None:
+                self._work()
+                self._work = None

@@ -21,6 +21,7 @@ from headrace.claims.errors import PublishFailed, PublishUnknown
 from headrace.claims.jetstream_client import NoStreamResponse
 from headrace.claims.message_resolver import NO_ACK_POLICIES, MessageResolver, is_reference
 from headrace.claims.producer import ClaimProducer, get_headers_size
+from headrace.claims.wrapped_publisher import ClaimPublisher
 from headrace.claims.wrapped_subscriptions import (
     ClaimMessages,
     ClaimPullSubscription,
@@ -135,6 +136,15 @@ class ClaimJetStream(JetStream):
         if subject.startswith("$"):
             return False
         return len(payload) + get_headers_size(headers) > self._producer.inline_max
+
+    def publisher(self, stream: str | None = None, **options: Any) -> ClaimPublisher:
+        """Return a publisher for many messages, as a context; options as for `JetStream.publisher`.
+
+        Messages are stored in order. One with a payload above the threshold is uploaded and published when all before it
+        are settled, so many small payloads are much faster than large ones.
+        """
+        inner = super().publisher(stream, **options)
+        return ClaimPublisher.adopt(inner, self.publish, lambda: self._producer.inline_max)
 
     # Consuming
 

@@ -7,6 +7,7 @@ is returned to the program or to the server; none is dropped, also if the progra
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Self
@@ -96,6 +97,7 @@ class ClaimPullSubscription(JetStreamContext.PullSubscription):
         """Fetch up to `batch` messages and their payloads, which must fit into memory together.
 
         `timeout` limits the wait for messages. Meanwhile, and until the last payload is read, the server waits for acks.
+        If this is cancelled while payloads are read, the server delivers the messages again at once.
         """
         end_s = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while True:
@@ -114,8 +116,12 @@ class ClaimPullSubscription(JetStreamContext.PullSubscription):
             async with slots:
                 return await self._resolver.resolve(message)
 
-        async with self._resolver.keep(messages):
-            found = await asyncio.gather(*map(resolve, messages), return_exceptions=True)
+        try:
+            async with self._resolver.keep(messages):
+                found = await asyncio.gather(*map(resolve, messages), return_exceptions=True)
+        except asyncio.CancelledError:
+            await _return_to_server(messages)
+            raise
         resolved = [message for message in found if isinstance(message, Msg)]
         errors = [error for error in found if isinstance(error, BaseException)]
         if errors and not resolved:
@@ -148,8 +154,20 @@ class ClaimPushSubscription(JetStreamContext.PushSubscription):
                 yield resolved
 
     async def _resolve(self, message: Msg) -> Msg | None:
-        async with self._resolver.keep([message]):
-            return await self._resolver.resolve(message)
+        try:
+            async with self._resolver.keep([message]):
+                return await self._resolver.resolve(message)
+        except asyncio.CancelledError:
+            await _return_to_server([message])
+            raise
+
+
+async def _return_to_server(messages: list[Msg]) -> None:
+    """Let the server deliver messages again at once; it ignores that for consumers without acks."""
+    with contextlib.suppress(nats.errors.Error):
+        for message in messages:
+            if message.reply and not message.is_acked:
+                await message.nak()
 
 
 def make_callback(

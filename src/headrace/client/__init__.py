@@ -9,6 +9,7 @@ from headrace.client.codecs import Codec
 from headrace.client.configs import (
     ConsumerConfig,
     ConsumerInfo,
+    DeadLetter,
     PriorityPolicy,
     StreamConfig,
     StreamConsumerSource,
@@ -42,6 +43,7 @@ __all__ = [
     "ConsumerConfig",
     "ConsumerInfo",
     "ConsumerReset",
+    "DeadLetter",
     "DecodedEntry",
     "Entry",
     "FailedMessage",

@@ -6,6 +6,7 @@ does not know them does not see them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,6 +16,7 @@ from nats.js import api
 __all__ = [
     "ConsumerConfig",
     "ConsumerInfo",
+    "DeadLetter",
     "Placement",
     "PriorityPolicy",
     "StreamConfig",
@@ -113,6 +115,17 @@ class PriorityPolicy(StrEnum):
 
 
 @dataclass
+class DeadLetter:
+    """Where a consumer publishes messages that it gives up, and when: at `max_deliver`, after a term, or both."""
+
+    subject: str
+    on: Sequence[str] = ("max_deliver", "term")
+
+    def as_dict(self) -> dict[str, object]:
+        return {"subject": self.subject, "on": list(self.on)}
+
+
+@dataclass
 class ConsumerConfig(api.ConsumerConfig):
     """A consumer's configuration; durations are seconds, as everywhere in nats-py."""
 
@@ -124,9 +137,16 @@ class ConsumerConfig(api.ConsumerConfig):
     priority_groups: list[str] | None = None
     priority_policy: PriorityPolicy | None = None
     priority_timeout: float | None = None
+    #: Order per key: messages of one subject, or of chosen tokens of it, that may be unacknowledged at a time.
+    max_ack_pending_per_subject: int | None = None
+    key_tokens: str | None = None
+    #: A subject, or a `DeadLetter`.
+    dead_letter: str | DeadLetter | None = None
 
     @classmethod
     def from_response(cls, resp: dict[str, Any]) -> ConsumerConfig:
+        if isinstance(dead_letter := resp.get("dead_letter"), dict):
+            resp["dead_letter"] = DeadLetter(**dead_letter)
         for name in ("max_expires", "priority_timeout"):
             cls._convert_nanoseconds(resp, name)
         config: ConsumerConfig = super().from_response(resp)
@@ -137,12 +157,19 @@ class ConsumerConfig(api.ConsumerConfig):
         for name in ("max_expires", "priority_timeout"):
             if (seconds := getattr(self, name)) is not None:
                 result[name] = round(seconds * _NANOSECONDS)
+        if isinstance(self.dead_letter, str):
+            result["dead_letter"] = {"subject": self.dead_letter}
+        elif self.dead_letter is not None:
+            result["dead_letter"] = self.dead_letter.as_dict()
         return result
 
 
 @dataclass
 class ConsumerInfo(api.ConsumerInfo):
     """A consumer's configuration and state."""
+
+    #: Keys with messages that wait for an ack; None if the consumer keeps no order per key.
+    num_blocked_subjects: int | None = None
 
     @classmethod
     def from_response(cls, resp: dict[str, Any]) -> ConsumerInfo:

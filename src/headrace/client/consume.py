@@ -46,6 +46,8 @@ from headrace.client.pull_status import PullEnd, PullStatus, parse_status
 
 #: How long to wait before a request is repeated that the server could not accept, at first and at most.
 _RETRY_S, _RETRY_MAX_S = 0.1, 2.0
+#: Stands for the time of a message that came after the last check: asking for the time for each would take longer.
+_SINCE_LAST_CHECK_S = float("inf")
 #: How long the last messages may take to arrive when consumption ends.
 _DRAIN_TIMEOUT_S = 5.0
 
@@ -205,7 +207,13 @@ class Messages:
         if self._subscription is None:
             raise RuntimeError("use `async with js.consume(...) as messages`")
         while True:
-            message = await self._take()
+            # Most messages have arrived before they are asked for: no further coroutines for them.
+            message: Any = self._take_arrived() if self._buffer else await self._take()
+            if self._decoder.is_plain:  # as the decoder does it
+                message.__class__ = ConsumedMessage
+                message.value = message.data
+                plain: ConsumedMessage = message
+                return plain
             decoded = self._current = await self._decoder.decode(message, acknowledges=self._acknowledges)
             if decoded is not None:
                 return decoded
@@ -222,8 +230,13 @@ class Messages:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
-        message = self._current = self._buffer.popleft()
-        self._request_more()
+        return self._take_arrived()
+
+    def _take_arrived(self) -> Msg:
+        buffer = self._buffer
+        message = self._current = buffer.popleft()
+        if 2 * (self._requested + len(buffer)) <= self._options.prefetch:
+            self._wake_puller.set()
         return message
 
     def _iter_held(self) -> Iterator[Msg]:
@@ -251,10 +264,6 @@ class Messages:
 
     # Requests
 
-    def _request_more(self) -> None:
-        if 2 * (self._requested + len(self._buffer)) <= self._options.prefetch:
-            self._wake_puller.set()
-
     async def _pull_forever(self) -> None:
         """Keep requests open until the end of the context."""
         try:
@@ -276,7 +285,8 @@ class Messages:
     async def _renew_requests(self) -> None:
         """Forget the open requests if the server has: after a reconnect, or if heartbeats are missing."""
         now_s, heartbeat_s = asyncio.get_running_loop().time(), self._options.heartbeat_s
-        if now_s - self._checked_s > heartbeat_s:  # this program was busy: what has arrived is not read yet
+        is_busy = now_s - self._checked_s > heartbeat_s  # what has arrived is not read yet
+        if is_busy or self._heard_s == _SINCE_LAST_CHECK_S:
             self._heard_s = now_s
         self._checked_s = now_s
         is_silent = self._requested > 0 and now_s - self._heard_s > 2 * heartbeat_s
@@ -321,16 +331,17 @@ class Messages:
     # Received messages
 
     async def _on_message(self, message: Msg) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
-        status = parse_status(message)
-        if status is not None:
+        self._heard_s = _SINCE_LAST_CHECK_S
+        if not message.reply and (status := parse_status(message)) is not None:
             self._on_status(status)
             return
-        self._requested = max(self._requested - 1, 0)
+        if self._requested:
+            self._requested -= 1
         self._retry_s = 0.0
         self._is_request_answered = True
+        if not self._buffer:  # otherwise nobody waits
+            self._arrived.set()
         self._buffer.append(message)
-        self._arrived.set()
 
     def _on_status(self, status: PullStatus) -> None:
         if status.end is PullEnd.NONE:
@@ -342,7 +353,7 @@ class Messages:
             return
         missing = self._requested if status.missing is None else status.missing
         self._requested = max(self._requested - missing, 0)
-        is_sudden = is_empty and self._heard_s - self._requested_s < _RETRY_S
+        is_sudden = is_empty and asyncio.get_running_loop().time() - self._requested_s < _RETRY_S
         if status.end is PullEnd.RETRY or is_sudden:
             self._retry_s = min(max(2 * self._retry_s, _RETRY_S), _RETRY_MAX_S)
         else:

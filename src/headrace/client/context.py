@@ -36,6 +36,7 @@ from headrace.client.errors import (
 )
 from headrace.client.key_value import KeyValue
 from headrace.client.key_value_reader import KeyValueReader, find_read_prefix
+from headrace.client.keyed_support import request_consumer
 from headrace.client.kv_config import BucketConfig, BucketStatus
 from headrace.client.kv_entry import check_bucket
 from headrace.client.outgoing_message import Message, MessageExpectations, to_messages
@@ -149,6 +150,7 @@ class JetStream(JetStreamContext):
         max_pending: int = 4096,
         max_bytes: int = 8 * 1024 * 1024,
         timeout: float = 10.0,
+        retry_for: float | None = None,
         on_error: OnError | None = None,
         codec: Codec | None = None,
     ) -> Publisher:
@@ -158,7 +160,9 @@ class JetStream(JetStreamContext):
         `on_error(failure)` is called for each message that is not stored, with `failure.message` and `failure.error`;
         without it `MessagesNotStored` is raised. The rest is described in `PublisherOptions`.
         """
-        options = PublisherOptions(max_pending=max_pending, max_bytes=max_bytes, timeout_s=timeout)
+        options = PublisherOptions(
+            max_pending=max_pending, max_bytes=max_bytes, timeout_s=timeout, retry_for_s=retry_for
+        )
         return Publisher(self, stream, options, on_error, codec)
 
     # Consuming
@@ -176,6 +180,7 @@ class JetStream(JetStreamContext):
         keep_alive: bool = True,
         codec: Codec | None = None,
         on_decode_error: OnDecodeError | None = None,
+        ordered_by_key: bool = False,
         **config: Any,
     ) -> Messages:
         """Return the messages of a pull consumer, as a context: `async with js.consume("ORDERS", "worker") as messages:`.
@@ -183,8 +188,12 @@ class JetStream(JetStreamContext):
         `durable` names the consumer; without it there is one for this context only. A consumer that does not exist is
         created, with explicit acks; further options are those of `ConsumerConfig`, and update an existing one. With a
         `codec` messages have a decoded `value`. One that does not decode is logged and terminated; before that
-        `on_decode_error(message, error)` is called, and may acknowledge it. The rest is described in `ConsumeOptions`.
+        `on_decode_error(message, error)` is called, and may acknowledge it. With `ordered_by_key` a message is delivered
+        only after the previous one of its subject was acknowledged, to whichever client; `key_tokens="2"` uses the
+        second token of subjects instead. The rest is described in `ConsumeOptions`.
         """
+        if ordered_by_key:
+            config.setdefault("max_ack_pending_per_subject", 1)
         options = make_options(prefetch, max_bytes, expires, heartbeat, keep_alive=keep_alive)
         return Messages(self, stream, durable, config, options, MessageDecoder(codec, on_decode_error))
 
@@ -325,7 +334,7 @@ class JetStream(JetStreamContext):
             if config.filter_subject and config.filter_subject != ">":
                 call += f".{config.filter_subject}"
         body = {"stream_name": stream, "config": {**config.as_dict(), **({"name": name} if name else {})}}
-        return ConsumerInfo.from_response(await self.api_request(call, body, timeout=timeout))
+        return ConsumerInfo.from_response(await request_consumer(self, call, config, body, timeout))
 
     async def consumer_info(self, stream: str, consumer: str, timeout: float | None = None) -> ConsumerInfo:
         """Return a consumer's configuration and state."""

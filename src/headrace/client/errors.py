@@ -235,6 +235,10 @@ class LevelTooLow(JetStreamError):
     remedy = "use a newer server"
 
 
+class KeyedUnsupported(BadRequest):
+    """The server has neither order per key nor dead letters: it is not Headrace, or an earlier version."""
+
+
 class LimitMarkersUnsupported(LevelTooLow, theirs.KeyValueLimitMarkerTTLNotSupportedError):
     """Limit markers need API level 1 (nats-server 2.11)."""
 

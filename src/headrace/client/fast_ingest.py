@@ -4,18 +4,21 @@ The reply subject says what a message is: `<inbox>.<batch id>.<flow>.fail.<posit
 gap mode `fail`: after a message that is lost or rejected the server stores nothing of the batch, so the rest is sent
 again, in order, as the next batch. Invariants: no batch begins before the one before it has ended; what is not known to
 be stored is sent again. After a reconnect the open batch is ended, and the server says how many of its messages it has.
+A stream that is moving to another server has no subjects but a reserved one: there its last batch is ended.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
 from nats.aio.msg import Msg
 
-from headrace.client.errors import NoAnswer
+from headrace.client.errors import NoAnswer, NoStream
 from headrace.client.publish_record import Record
-from headrace.client.publish_reply import PublishReply, Refusals, is_temporary, parse_reply
+from headrace.client.publish_reply import PublishReply, is_temporary, parse_reply
+from headrace.client.publish_retry import Refusals
 from headrace.client.publish_window import PublishWindow
 
 #: Maximum number of messages per acknowledgement.
@@ -24,11 +27,21 @@ SUFFIX = ".$FI"
 _START, _APPEND, _COMMIT_END = 0, 1, 3
 _DISABLED, _UNKNOWN, _TOO_MANY = 10205, 10208, 10211
 _UNKNOWN_MAX = 3
+#: How long to wait for a stream that is moving. This user may lack the permission to publish to its subject.
+_MOVING_WAIT_S = 2.0
+
+
+def closed_subject(stream: str) -> str:
+    """Return the only subject of a stream that a move has closed (`headrace migrate move`)."""
+    return f"$HEADRACE.closed.{stream}"
 
 
 @dataclass
 class _Batch:
-    """An open batch; `first` is the number of the message at position 1, `acked` that of the last stored one."""
+    """An open batch; `first` is the number of the message at position 1, `acked` that of the last stored one.
+
+    `asked_s` is when its end was sent to the subject of a stream that is moving.
+    """
 
     id: str
     first: int
@@ -36,6 +49,7 @@ class _Batch:
     flow: int
     acked: int
     is_ending: bool = False
+    asked_s: float | None = None
     failures: dict[int, Exception] = field(default_factory=dict)
 
 
@@ -44,8 +58,9 @@ class FastIngestSender:
 
     passed = 0  # a batch is acknowledged in order
 
-    def __init__(self, window: PublishWindow, refusals: Refusals, inbox: str, flow: int) -> None:
+    def __init__(self, window: PublishWindow, refusals: Refusals, inbox: str, flow: int, stream: str) -> None:
         self._window = window
+        self._closed_subject = closed_subject(stream)
         self._refusals = refusals
         self._inbox = inbox
         self._name = inbox.rstrip(".").rpartition(".")[
@@ -88,11 +103,14 @@ class FastIngestSender:
         batch = self._batch
         if batch is None:
             return b""
+        if batch.asked_s is not None and _now_s() > batch.asked_s + _MOVING_WAIT_S:
+            self._on_unknown_batch(batch)
+            return b""
         is_due = self._window.sent - batch.acked >= batch.flow
         if not self._must_end and (not is_wanted or batch.is_ending or is_due):
             return b""
         batch.is_ending, self._must_end = True, False
-        end = Record(batch.subject, b"", None)
+        end = Record(batch.subject if batch.asked_s is None else self._closed_subject, b"", None)
         return end.encode(self._make_reply_subject(batch, self._window.sent + 1, _COMMIT_END))
 
     def on_reconnect(self) -> None:
@@ -117,6 +135,8 @@ class FastIngestSender:
             self._on_event(batch, reply.body, reply.error)
         elif reply.error is None:
             self._finish(batch, int(reply.body.get("count", 0)))
+        elif is_end and isinstance(reply.error, NoStream) and batch.asked_s is None:
+            batch.asked_s, self._must_end = _now_s(), True
         elif is_end or reply.err_code == _UNKNOWN:
             self._on_unknown_batch(batch)
         else:
@@ -179,12 +199,15 @@ class FastIngestSender:
         head = self._window.first
         error = batch.failures.get(head)
         if error is not None and is_temporary(error):
-            self._refusals.start_clock(head)
-            self._refusals.refuse(head, error)
+            self._refusals.pause_batch(head, error)
         elif error is not None:
             self._window.fail(head, error)
         self._batch, self._must_end = None, False
         self._window.rewind()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def supports_fast_ingest(stream_config: Any) -> bool:

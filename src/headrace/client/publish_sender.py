@@ -13,7 +13,8 @@ from nats.aio.msg import Msg
 from headrace.client.errors import NoAnswer
 from headrace.client.outgoing_message import MSG_ID
 from headrace.client.publish_record import Record
-from headrace.client.publish_reply import PublishReply, Refusals, parse_reply
+from headrace.client.publish_reply import PublishReply, parse_reply
+from headrace.client.publish_retry import Refusals
 from headrace.client.publish_window import PublishWindow
 
 #: Wrong last message id, sequence, and sequence of a subject.
@@ -82,13 +83,15 @@ class SingleSender:
             return
         self.passed = max(self.passed, number - 1)
         reply = parse_reply(message, record.subject)
-        if reply.error is None:
-            self._window.store(number)
-        elif reply.is_temporary:
+        if reply.error is not None and reply.is_temporary:
             record.copies -= 1
             self._refusals.refuse(number, reply.error)
+            return
+        if reply.error is None:
+            self._window.store(number)
         else:
             self._window.fail(number, _explain(reply, record))
+        self._refusals.on_settled(number, record)
 
     def on_reconnect(self) -> None:
         self.passed = 0

@@ -49,15 +49,17 @@ class PublishWindow:
     def get(self, number: int) -> Record | None:
         return self._records.get(number)
 
-    def iter_unsent(self, now_s: float) -> Iterator[tuple[int, Record]]:
-        """Yield the messages to send, each marked as sent."""
+    def iter_unsent(
+        self, now_s: float, must_wait: Callable[[int, Record], bool] | None = None
+    ) -> Iterator[tuple[int, Record]]:
+        """Yield the messages to send, each marked as sent; leave out those that must wait."""
         while self._again or self.sent < self.last:
             if self._again:
                 number = self._again.popleft()
             else:
                 self.sent = number = self.sent + 1
             record = self._records.get(number)
-            if record is not None:
+            if record is not None and not (must_wait and must_wait(number, record)):
                 record.sent_s = now_s
                 yield number, record
 
@@ -87,6 +89,14 @@ class PublishWindow:
         record = self._records.pop(number, None)
         if record is not None:
             self.bytes -= record.size
+            self.failed_count += 1
+            self._on_failure(record, error)
+
+    def settle_separate(self, record: Record, error: Exception | None) -> None:
+        """Count a message that was never in the window: stored by other means, or failed with an error."""
+        if error is None:
+            self.stored_count += 1
+        else:
             self.failed_count += 1
             self._on_failure(record, error)
 

@@ -34,7 +34,7 @@ from headrace.client.fast_ingest import SUFFIX, FastIngestSender, choose_flow, s
 from headrace.client.outgoing_message import Message, MessageOptions, to_messages
 from headrace.client.publish_failures import OnError, PublishFailures
 from headrace.client.publish_record import Record
-from headrace.client.publish_reply import Refusals
+from headrace.client.publish_retry import Refusals
 from headrace.client.publish_sender import Sender, SingleSender
 from headrace.client.publish_timeout import ReplyTimeout
 from headrace.client.publish_window import PublishWindow
@@ -75,7 +75,7 @@ class Publisher:
         self._codec = codec
         self._failures = PublishFailures(on_error)
         self._window = PublishWindow(self._failures.add)
-        self._refusals = Refusals(self._window)
+        self._refusals = Refusals(self._window, options.actual_retry_for_s, stream)
         self._inbox = f"{self._nc.new_inbox()}."
         self._sender: Sender = SingleSender(self._window, self._refusals, self._inbox)
         self._subscription: Subscription | None = None
@@ -130,7 +130,7 @@ class Publisher:
             info = await self._js.stream_info(self._stream)
             if supports_fast_ingest(info.config):
                 flow = choose_flow(self._options.max_pending)
-                self._sender = FastIngestSender(self._window, self._refusals, self._inbox, flow)
+                self._sender = FastIngestSender(self._window, self._refusals, self._inbox, flow, self._stream)
         self._subscription = await self._nc.subscribe(
             f"{self._inbox}>", cb=self._on_reply, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
@@ -228,6 +228,10 @@ class Publisher:
         if self._window.last % _WRITE_MESSAGES == 0:
             await asyncio.sleep(0)
 
+    def needs_wait(self, record: Record) -> bool:
+        """Whether only `add` accepts this message. Safe to call from any thread."""
+        return False
+
     def add_nowait(self, record: Record) -> None:
         """Accept a message, even if there is no room for it."""
         self._window.add(record)
@@ -314,9 +318,8 @@ class Publisher:
         try:
             while True:
                 is_idle = await self._wait_for_work()
-                if self._refusals.pause_s == 0:
-                    self._refusals.resume()
-                if self._is_connected and self._refusals.pause_s is None:
+                self._refusals.resume()
+                if self._is_connected and not self._refusals.is_paused:
                     await self._write_all(is_idle=is_idle)
         except Exception as error:
             self._error = error
@@ -333,8 +336,8 @@ class Publisher:
     async def _wait_for_work(self) -> bool:
         """Wait until there is something to do; return whether nothing happened for a while."""
         timeout_s = self._options.linger_s if self._sender.is_open else None
-        if self._refusals.pause_s is not None:
-            timeout_s = self._refusals.pause_s
+        if (wait_s := self._refusals.wait_s) is not None:
+            timeout_s = wait_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
@@ -348,19 +351,17 @@ class Publisher:
             self._timeout.on_reply()  # until now there was nothing to reply to
         while self._is_connected and not self._sender.is_paused:
             now_s = asyncio.get_running_loop().time()
-            unsent = itertools.islice(self._window.iter_unsent(now_s), _WRITE_MESSAGES)
+            must_wait = self._refusals.must_wait if self._refusals.are_waiting else None
+            unsent = itertools.islice(self._window.iter_unsent(now_s, must_wait), _WRITE_MESSAGES)
             chunk = b"".join([self._sender.encode(number, record) for number, record in unsent])
             if not chunk:
                 break
-            await self._write(chunk)
+            await self._commands.write(chunk)
         is_wanted = is_idle or self._flushing > 0 or self.is_full
         request = self._sender.encode_ack_request(is_wanted=is_wanted)
-        if request:
-            await self._write(request)
-
-    async def _write(self, chunk: bytes) -> None:
-        if self._is_connected:  # otherwise sent again after the reconnect
-            await self._commands.write(chunk)
+        if request and self._is_connected:  # otherwise sent again after the reconnect
+            await self._commands.write(request)
+        self._replace_refused_sender()
 
     # Events
 
@@ -369,10 +370,14 @@ class Publisher:
         token = message.subject.removeprefix(self._inbox)
         if token.endswith(SUFFIX) == self.uses_fast_ingest:
             self._sender.on_reply(token, message)
+        self._replace_refused_sender()
+        self._on_progress()
+
+    def _replace_refused_sender(self) -> None:
         if self._sender.is_refused:
             self._sender = SingleSender(self._window, self._refusals, self._inbox)
             self._window.rewind()
-        self._on_progress()
+            self._wake.set()
 
     def on_disconnect(self) -> None:
         """Keep nats-py from sending messages later that this publisher sends again, in order."""

@@ -67,6 +67,9 @@ class Publisher(SyncProxy[publisher.Publisher]):
 
     def _add(self, record: Record) -> None:
         self._check_caller()
+        if self.inner.needs_wait(record):
+            self._wait(self._add_and_wait(record), None)
+            return
         if self._must_wait():  # raises before the message is accepted
             self._wait(self._wait_for_room(), None)
         with self._lock:
@@ -91,6 +94,10 @@ class Publisher(SyncProxy[publisher.Publisher]):
             records, self._collected, self._collected_bytes = self._collected, [], 0
         for record in records:
             self.inner.add_nowait(record)
+
+    async def _add_and_wait(self, record: Record) -> None:
+        self._pass_on()
+        await self.inner.add(record)
 
     async def _wait_for_room(self) -> None:
         self._pass_on()

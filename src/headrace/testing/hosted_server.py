@@ -87,15 +87,21 @@ class HostedServer:
         self.start()
 
     def advance(self, duration: Duration) -> None:
-        """Advance the server's time (only with clock="virtual")."""
-        self.run(self.server.advance(duration))
+        """Advance the server's time (only with clock="virtual").
+
+        Waits without a limit: a day has thousands of heartbeats for each watcher.
+        """
+        self._wait_for(self.server.advance(duration), None)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the server's event loop, and wait for its result."""
+        return self._wait_for(coroutine, CALL_TIMEOUT_S)
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
         import asyncio
 
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
 
     def _stop_loop(self) -> None:
         assert self._loop is not None

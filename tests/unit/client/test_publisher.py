@@ -13,22 +13,40 @@ import nats.errors
 import pytest
 from nats.js.api import Header
 
-from headrace.client import Client, FailedMessage, MessagesNotStored, codecs, connect, errors, publish_reply
+from headrace.client import (
+    Client,
+    FailedMessage,
+    MessagesNotStored,
+    codecs,
+    connect,
+    errors,
+    fast_ingest,
+    publish_retry,
+)
 from headrace.client.publish_sender import SingleSender
 from support.scripted_server import ACK, NO_RESPONDERS, Published, ScriptedServer
 
-LIMIT_S = 30
+LIMIT_S = 90
 LARGE = bytes(900_000)
+IN_PROCESS = b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}'
+DUPLICATE = b'{"stream":"S","seq":1,"duplicate":true}'
 REFUSED = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
+UNKNOWN_BATCH = b'{"error":{"code":400,"err_code":10208,"description":"unknown batch id"}}'
 WRONG_SEQUENCE = b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"}}'
-FAST_STREAM = json.dumps(
-    {
+
+
+def encode_stream_info(name: str, **config: Any) -> bytes:
+    info = {
         "type": "io.nats.jetstream.api.v1.stream_info_response",
-        "config": {"name": "F", "subjects": ["f"], "retention": "limits", "allow_batched": True},
+        "config": {"name": name, "subjects": [name.lower()], "retention": "limits", **config},
         "created": "2026-01-01T00:00:00Z",
         "state": {"messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0, "consumer_count": 0},
     }
-).encode()
+    return json.dumps(info).encode()
+
+
+SINGLE_STREAM = encode_stream_info("S")
+FAST_STREAM = encode_stream_info("F", allow_batched=True)
 
 
 @pytest.fixture
@@ -130,11 +148,11 @@ def refuse_batches(message: Published) -> None:
 async def test_messages_of_a_deleted_stream_fail_together(
     server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish_reply, "RETRY_FOR_S", 0.3)
-    monkeypatch.setattr(publish_reply, "RETRY_PAUSE_S", 0.02)
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
     server.on_publish = refuse_batches
     failures: list[FailedMessage] = []
-    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher("F", on_error=failures.append) as publisher:
+    options: Any = {"retry_for": 0.3, "on_error": failures.append}
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher("F", **options) as publisher:
         assert publisher.uses_fast_ingest
         await publisher.publish_many([("f", b"1"), ("f", b"2"), ("f", b"3")])
     assert [failure.message.payload for failure in failures] == [b"1", b"2", b"3"]
@@ -143,11 +161,23 @@ async def test_messages_of_a_deleted_stream_fail_together(
     assert (starts.count(b"2"), starts.count(b"3")) == (1, 1)
 
 
+async def test_a_repeated_id_waits_until_the_first_message_is_replicated(
+    server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster refuses a message whose id belongs to one that not enough nodes have yet."""
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
+    replies = iter([ACK, IN_PROCESS, IN_PROCESS, DUPLICATE])
+    server.on_publish = lambda message: message.respond(next(replies))
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher() as publisher:
+        for _ in range(2):
+            await publisher.publish("a", b"1", msg_id="1")
+    assert (publisher.stored, len(server.published)) == (2, 4)
+
+
 async def test_only_refused_messages_are_sent_again(
     server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish_reply, "RETRY_FOR_S", 0.2)
-    monkeypatch.setattr(publish_reply, "RETRY_PAUSE_S", 0.02)
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
     waiting: list[Published] = []
 
     def on_publish(message: Published) -> None:
@@ -162,12 +192,197 @@ async def test_only_refused_messages_are_sent_again(
             message.respond()
 
     server.on_publish = on_publish
-    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher(on_error=on_error) as publisher:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        nc.jetstream().publisher(retry_for=0.2, on_error=on_error) as publisher,
+    ):
         await publisher.publish("nowhere", b"x")
         await publisher.publish_many(("slow", b"%d" % number) for number in range(20))
     assert len(get_payloads(server, "nowhere")) > 1
     assert get_payloads(server, "slow") == [b"%d" % number for number in range(20)]
     assert (publisher.stored, publisher.failed) == (20, 1)
+
+
+class PausedStream:
+    """Refuses messages until it opens, and stores them in order from then on."""
+
+    def __init__(self, refusals: int) -> None:
+        self.stored: list[bytes] = []
+        self._refusals = refusals
+
+    def on_publish(self, message: Published) -> None:
+        if self._refusals > 0:
+            self._refusals -= 1
+            message.respond(b"", NO_RESPONDERS)
+        else:
+            self.stored.append(message.payload)
+            message.respond()
+
+
+@pytest.mark.parametrize("stream", ["S", None])
+@pytest.mark.parametrize("refusals", [1, 7, 100, 103])
+async def test_refused_messages_keep_their_order_when_the_stream_is_back(
+    server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch, stream: str | None, refusals: int
+) -> None:
+    """A hundred messages are in flight when the stream closes; others are accepted meanwhile."""
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
+    paused = PausedStream(refusals)
+    server.on_publish = lambda message: message.respond(SINGLE_STREAM) if "API" in message.subject else None
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher(stream) as publisher:
+        server.on_publish = paused.on_publish
+        await publisher.publish_many(("s", b"%d" % number) for number in range(100))
+        await asyncio.sleep(0.05)
+        await publisher.publish_many(("s", b"%d" % number) for number in range(100, 200))
+    # Messages in flight while the stream opens are stored before those that were refused a moment ago.
+    in_flight = paused.stored[: 100 - refusals] if refusals < 100 else []
+    assert sorted(paused.stored, key=int) == [b"%d" % number for number in range(200)]
+    rest = paused.stored[len(in_flight) :]
+    assert rest == sorted(rest, key=int)
+    assert (publisher.stored, publisher.failed) == (200, 0)
+
+
+async def test_after_a_refusal_one_message_is_sent_alone(
+    server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the moment in which a stream opens is never between two messages on their way."""
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
+    paused = PausedStream(50 + 10)
+    server.on_publish = paused.on_publish
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher() as publisher:
+        await publisher.publish_many(("s", b"%d" % number) for number in range(50))
+    sent = get_payloads(server, "s")
+    assert sent[50:61] == [b"0"] * 11
+    assert paused.stored == sent[60:] == [b"%d" % number for number in range(50)]
+
+
+async def test_other_subjects_do_not_wait_for_one_without_a_stream(
+    server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
+    server.on_publish = lambda message: (
+        message.respond(b"", NO_RESPONDERS) if message.subject == "nowhere" else message.respond()
+    )
+    failures: list[FailedMessage] = []
+    options: Any = {"retry_for": 2, "on_error": failures.append}
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher(**options) as publisher:
+        await publisher.publish("nowhere", b"x")
+        for number in range(20):
+            await publisher.publish("a", b"%d" % number)
+            await publisher.publish("nowhere", b"%d" % number)
+        while publisher.stored < 20:
+            await asyncio.sleep(0.01)
+        assert not failures
+    assert get_payloads(server, "a") == [b"%d" % number for number in range(20)]
+    assert len(failures) == 21
+
+
+async def test_messages_are_refused_for_as_long_as_the_timeout(
+    server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
+    server.on_publish = lambda message: message.respond(b"", NO_RESPONDERS)
+    failures: list[FailedMessage] = []
+    started_s = time.monotonic()
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher(timeout=0.3, on_error=failures.append) as p:
+        await p.publish_many(("s", b"%d" % number) for number in range(300))
+    assert time.monotonic() - started_s >= 0.3
+    assert [int(failure.message.payload) for failure in failures] == list(range(300))
+    assert all(isinstance(failure.error, errors.NoStream) for failure in failures)
+    failures.clear()
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher(retry_for=0, on_error=failures.append) as p:
+        await p.publish("s", b"once")
+    assert get_payloads(server, "s").count(b"once") == len(failures) == 1
+    with pytest.raises(ValueError, match="retry_for=-1 is negative"):
+        nc.jetstream().publisher(retry_for=-1)
+
+
+async def test_a_reconnect_while_messages_wait_keeps_their_order(
+    server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
+    paused = PausedStream(30 + 5)
+
+    def on_publish(message: Published) -> None:
+        if len(server.published) == 32:
+            server.cut()
+        else:
+            paused.on_publish(message)
+
+    server.on_publish = on_publish
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher() as publisher:
+        await publisher.publish_many(("s", b"%d" % number) for number in range(30))
+    assert paused.stored == [b"%d" % number for number in range(30)]
+
+
+class MovingStream:
+    """A stream with fast ingest that closes after some messages, and opens elsewhere with what it has.
+
+    Its last batch is known at the reserved subject only, and to nobody if `is_permitted` is False.
+    """
+
+    def __init__(self, closes_after: int, *, is_permitted: bool) -> None:
+        self.stored: list[bytes] = []
+        self._closes_after, self._is_permitted = closes_after, is_permitted
+        self._batch, self._batch_count, self._refusals = "", 0, 0
+
+    @property
+    def _is_closed(self) -> bool:
+        return len(self.stored) >= self._closes_after and self._refusals < 40
+
+    def on_publish(self, message: Published) -> None:
+        if message.subject.startswith("$JS.API"):
+            message.respond(FAST_STREAM)
+        elif message.subject == "$HEADRACE.closed.F":
+            if self._is_permitted:
+                message.respond(b'{"stream":"F","seq":1,"batch":"b","count":%d}' % self._batch_count)
+        elif self._is_closed:
+            self._refusals += 1
+            message.respond(b"", NO_RESPONDERS)
+        elif message.reply.endswith(".$FI"):
+            self._on_member(message)
+        else:
+            self.stored.append(message.payload)
+            message.respond()
+
+    def _on_member(self, message: Published) -> None:
+        batch, _, _, position, operation = message.reply.split(".")[-6:-1]
+        if operation == "0":
+            self._batch = batch
+            message.respond(b'{"type":"ack","seq":0,"msgs":500}')
+        if batch != self._batch:
+            message.respond(UNKNOWN_BATCH)
+        elif operation == "3":
+            message.respond(b'{"stream":"F","seq":1,"batch":"b","count":%d}' % self._batch_count)
+        else:
+            self._batch_count = int(position)
+            self.stored.append(message.payload)
+
+
+@pytest.mark.parametrize("accepted", [30, 60])
+async def test_a_batch_of_a_stream_that_moves_is_not_stored_again(
+    server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch, accepted: int
+) -> None:
+    """The server stored 30 messages of a batch and acknowledged none when the stream closed."""
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
+    moving = MovingStream(30, is_permitted=True)
+    server.on_publish = moving.on_publish
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher("F") as publisher:
+        await publisher.publish_many(("f", b"%d" % number) for number in range(accepted))
+    assert moving.stored == [b"%d" % number for number in range(accepted)]
+    assert (publisher.stored, publisher.failed) == (accepted, 0)
+
+
+async def test_without_the_permission_a_moving_stream_is_not_waited_for(
+    server: ScriptedServer, nc: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_retry, "RETRY_PAUSE_S", 0.02)
+    monkeypatch.setattr(fast_ingest, "_MOVING_WAIT_S", 0.1)
+    moving = MovingStream(30, is_permitted=False)
+    server.on_publish = moving.on_publish
+    async with asyncio.timeout(LIMIT_S), nc.jetstream().publisher("F") as publisher:
+        await publisher.publish_many(("f", b"%d" % number) for number in range(60))
+    assert publisher.failed == 0
+    assert set(moving.stored) >= {b"%d" % number for number in range(60)}
 
 
 async def test_a_lost_reply_to_the_end_of_a_batch_is_not_waited_for(

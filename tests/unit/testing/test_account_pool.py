@@ -14,7 +14,7 @@ from nats.aio.client import Client as Connection
 
 from headrace.testing import AccountPool, HostedServer
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")

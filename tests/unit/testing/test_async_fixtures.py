@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = "pytester"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts Python and pytest up to four times
 
 #: Two tests that would disturb each other in one account.
 BODY = """
@@ -16,7 +16,7 @@ async def check(js, client):
     messages = await client.subscribe("s")
     await js.add_stream(name="S", subjects=["s"])
     await js.publish("s", b"1")
-    assert (await messages.next_msg(20)).data == b"1"
+    assert (await messages.next_msg(60)).data == b"1"
     assert (await js.stream_info("S")).state.messages == 1
 """
 TWO_TESTS = """

@@ -3,13 +3,15 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import nats
 import pytest
 
-from headrace.testing import HostedServer
+from headrace.durations import Duration
+from headrace.testing import HostedServer, hosted_server
 
 
 def test_a_test_without_an_event_loop(headrace_server: HostedServer) -> None:
@@ -17,7 +19,7 @@ def test_a_test_without_an_event_loop(headrace_server: HostedServer) -> None:
         client = await nats.connect(headrace_server.url)
         messages = await client.subscribe("a")
         await client.publish("a", b"1")
-        await messages.next_msg(20)  # not `flush`: nats-py may send its PING before the message
+        await messages.next_msg(60)  # not `flush`: nats-py may send its PING before the message
         await client.close()
 
     asyncio.run(publish())
@@ -28,7 +30,7 @@ async def test_a_test_in_an_event_loop(headrace_url: str) -> None:
     client = await nats.connect(headrace_url)
     messages = await client.subscribe("a")
     await client.publish("a", b"1")
-    assert (await messages.next_msg(20)).data == b"1"
+    assert (await messages.next_msg(60)).data == b"1"
     await client.close()
 
 
@@ -38,6 +40,25 @@ def test_options_and_virtual_time_by_marker(headrace_server: HostedServer) -> No
     headrace_server.advance("24h")
     assert headrace_server.server.now_ns() - before == 86400 * 10**9
     assert headrace_server.server.options.token == "t"
+
+
+@pytest.mark.headrace(clock="virtual")
+def test_time_passes_however_long_it_takes(
+    headrace_server: HostedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day with many timers takes a slow machine longer than other calls may take."""
+    advance, released = headrace_server.server.advance, threading.Event()
+
+    async def advance_slowly(duration: Duration) -> None:
+        await asyncio.to_thread(released.wait)
+        await advance(duration)
+
+    monkeypatch.setattr(headrace_server.server, "advance", advance_slowly)
+    monkeypatch.setattr(hosted_server, "CALL_TIMEOUT_S", 0.01)
+    threading.Timer(0.5, released.set).start()
+    before = headrace_server.server.now_ns()
+    headrace_server.advance("1h")
+    assert headrace_server.server.now_ns() - before == 3600 * 10**9
 
 
 def test_the_factory_starts_several_servers(headrace_factory: Callable[..., HostedServer]) -> None:
@@ -57,14 +78,14 @@ def test_a_server_that_cannot_start_leaves_no_thread(headrace_server: HostedServ
 def test_a_restarted_server_has_its_port_and_its_streams(headrace_server: HostedServer) -> None:
     async def publish() -> None:
         client = await nats.connect(headrace_server.url)
-        js = client.jetstream(timeout=20)
+        js = client.jetstream(timeout=60)
         await js.add_stream(name="S", subjects=["s"])
         await js.publish("s", b"1")
         await client.close()
 
     async def read() -> bytes | None:
         client = await nats.connect(headrace_server.url)
-        found = await client.jetstream(timeout=20).get_msg("S", 1)
+        found = await client.jetstream(timeout=60).get_msg("S", 1)
         await client.close()
         return found.data
 

@@ -23,7 +23,9 @@ from headrace.claims.stores.object_store import (
     ObjectStoreError,
     QuotaExceeded,
     StaticAttributes,
+    VersionedStore,
 )
+from headrace.claims.stores.versioned_folder import VersionedFolderStore
 from headrace.clock import Clock
 from headrace.deprecation import renamed_names
 
@@ -44,6 +46,8 @@ __all__ = [
     "ObjectStoreError",
     "QuotaExceeded",
     "StaticAttributes",
+    "VersionedFolderStore",
+    "VersionedStore",
     "open_store",
 ]
 

@@ -20,6 +20,7 @@ from headrace.claims.stores.object_store import (
     ObjectMissing,
     ObjectStore,
     ObjectStoreError,
+    get_whole,
 )
 
 _T = TypeVar("_T")
@@ -61,6 +62,9 @@ class CombinedStore:
 
     async def get(self, key: str) -> AsyncIterator[Chunk]:
         return await self._find(lambda store: store.get(key))
+
+    async def get_whole(self, key: str, size: int) -> tuple[bytes, str] | None:
+        return await self._find(lambda store: get_whole(store, key, size))
 
     async def head(self, key: str) -> ObjectInfo:
         return await self._find(lambda store: store.head(key))

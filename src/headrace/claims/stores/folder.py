@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 
 import msgspec
 
-from headrace.claims.clock import SECOND_NS
 from headrace.claims.stores.object_store import (
     READ_BYTES,
     AccessDenied,
@@ -34,8 +34,8 @@ from headrace.claims.stores.object_store import (
     ObjectStoreError,
     QuotaExceeded,
 )
+from headrace.claims.stores.synced_folders import FolderHandle, SyncedFolders
 from headrace.claims.stores.thread_calls import run_to_end
-from headrace.clock import SystemClock
 from headrace.os_files import start_write_back, sync_data
 
 _PAGE_SIZE = 10_000
@@ -43,7 +43,8 @@ _SYSTEM_FOLDER = ".headrace"
 _FORBIDDEN_SEGMENTS = frozenset(("", ".", ".."))
 _XATTR_NAME = "user.headrace.metadata"
 _NO_SPACE_ERRNOS = {28, 122}  # ENOSPC, EDQUOT
-_SYNCED_FOLDERS_MAX = 10_000
+_CREATE_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
 class FolderStore:
@@ -60,12 +61,22 @@ class FolderStore:
         self._system_folder = self._root / _SYSTEM_FOLDER
         self._sync = sync
         self._xattrs = xattrs and hasattr(os, "setxattr")
-        #: Folders in which all names are durable, with the time of their last durable change.
-        self._synced_folders: dict[Path, int] = {}
+        self._synced_folders = SyncedFolders(str(self._root))
 
     async def ensure_bucket(self) -> None:
+        await asyncio.to_thread(self._create_folders)
+
+    def _create_folders(self) -> None:
+        """Create the bucket's folder and those above it, and make their names durable."""
         with _map_errors(self.bucket):
+            # The bucket may have been created by a process that was killed before its sync.
+            to_sync = [self._root.parent]
+            while not to_sync[-1].exists():
+                to_sync.append(to_sync[-1].parent)
             self._system_folder.mkdir(parents=True, exist_ok=True)
+            if self._sync:
+                for folder in to_sync:
+                    FolderHandle(str(folder)).sync()
 
     async def bucket_exists(self) -> bool:
         return self._system_folder.is_dir()
@@ -76,31 +87,33 @@ class FolderStore:
         shutil.rmtree(self._root)
 
     async def put(self, key: str, data: Chunk, attributes: Attributes, *, replace: bool = False) -> None:
-        await asyncio.to_thread(self._put_file, key, data, attributes, replace)
+        await asyncio.get_running_loop().run_in_executor(None, self._put_file, key, data, attributes, replace)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Chunk], attributes: Attributes) -> None:
-        temporary = self._new_temporary_path()
-        with _map_errors(key):
-            file = temporary.open("xb", buffering=0)
+        temporary, descriptor = self._create_temporary()
         try:
-            with file:
-                await self._write_stream(file.fileno(), chunks, key)
-                await run_to_end(self._commit_file, file.fileno(), temporary, key, attributes, True)
+            await self._write_stream(descriptor, chunks, key)
+            await run_to_end(self._commit_file, descriptor, temporary, key, attributes, True)
         finally:
-            temporary.unlink(missing_ok=True)
+            _discard(descriptor, temporary)
 
     async def get(self, key: str) -> AsyncIterator[Chunk]:
         with _map_errors(key):
             return _FileChunks(FileIO(self._get_path(key)), key)
 
+    async def get_whole(self, key: str, size: int) -> tuple[bytes, str] | None:
+        """Read and hash an object in one call of a thread."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._read_whole, key, size)
+
     async def head(self, key: str) -> ObjectInfo:
         path = self._get_path(key)
         with _map_errors(key):
-            status = path.stat()
+            status = os.stat(path)
         return ObjectInfo(key, status.st_size, status.st_mtime_ns, self._read_metadata(key))
 
     async def exists(self, key: str) -> bool:
-        return self._get_path(key).is_file()
+        self._check_key(key)
+        return (self._root / key).is_file()
 
     async def delete(self, keys: Sequence[str]) -> None:
         await asyncio.to_thread(self._delete, keys)
@@ -133,11 +146,12 @@ class FolderStore:
         await asyncio.to_thread(Path(upload.upload_id).unlink, missing_ok=True)
 
     async def close(self) -> None:
-        """Do nothing: nothing is held open."""
+        """Close the folders."""
+        self._synced_folders.close()
 
-    def _get_path(self, key: str) -> Path:
+    def _get_path(self, key: str) -> str:
         self._check_key(key)
-        return self._root / key
+        return f"{self._root}/{key}"
 
     def _check_key(self, key: str) -> None:
         """Reject keys that would leave the bucket or collide with our own files."""
@@ -147,19 +161,33 @@ class FolderStore:
                 f"{key!r} is not a valid key: segments must not be empty or consist of dots"
             )
 
-    def _new_temporary_path(self) -> Path:
-        if not self._system_folder.is_dir():
-            raise BucketMissing(f"there is no bucket {self.bucket!r}: {self._root} was not set up")
-        return self._system_folder / f"{uuid.uuid4().hex}.part"
+    def _create_temporary(self) -> tuple[str, int]:
+        """Create a temporary file; return its path and descriptor."""
+        path = f"{self._system_folder}/{uuid.uuid4().hex}.part"
+        try:
+            return path, os.open(path, _CREATE_FLAGS, 0o666)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise BucketMissing(f"there is no bucket {self.bucket!r}: {self._root} was not set up") from error
+        except OSError as error:
+            raise _to_store_error(error, path) from error
 
     def _put_file(self, key: str, data: Chunk, attributes: Attributes, replace: bool) -> None:
-        temporary = self._new_temporary_path()
+        temporary, descriptor = self._create_temporary()
         try:
-            with _map_errors(key), temporary.open("xb", buffering=0) as file:
-                self._write_chunk(file.fileno(), data)
-                self._commit_file(file.fileno(), temporary, key, attributes, replace)
+            with _map_errors(key):
+                self._write_chunk(descriptor, data)
+                self._commit_file(descriptor, temporary, key, attributes, replace)
         finally:
-            temporary.unlink(missing_ok=True)
+            _discard(descriptor, temporary)
+
+    def _read_whole(self, key: str, size: int) -> tuple[bytes, str] | None:
+        with _map_errors(key):
+            descriptor = os.open(self._get_path(key), _READ_FLAGS)
+            try:
+                data = os.read(descriptor, size + 1)
+            finally:
+                os.close(descriptor)
+        return (data, hashlib.sha256(data).hexdigest()) if len(data) == size else None
 
     async def _write_stream(self, descriptor: int, chunks: AsyncIterator[Chunk], key: str) -> None:
         """Write one chunk while the next is prepared, and let the disk start before the last one is written."""
@@ -182,7 +210,7 @@ class FolderStore:
             _write(descriptor, data)
 
     def _commit_file(
-        self, descriptor: int, temporary: Path, key: str, attributes: Attributes, replace: bool
+        self, descriptor: int, temporary: str, key: str, attributes: Attributes, replace: bool
     ) -> None:
         """Write metadata, sync, and only then link the name."""
         path = self._get_path(key)
@@ -192,46 +220,25 @@ class FolderStore:
                 sync_data(descriptor)
             self._link_into_place(temporary, path, replace)
 
-    def _link_into_place(self, temporary: Path, path: Path, replace: bool) -> None:
+    def _link_into_place(self, temporary: str, path: str, replace: bool) -> None:
+        folder = os.path.dirname(path)
         while not self._try_link(temporary, path, replace):
-            with contextlib.suppress(
-                FileExistsError, FileNotFoundError
-            ):  # a collector may remove them meanwhile
-                path.parent.mkdir(parents=True, exist_ok=True)
+            # A collector may remove them meanwhile.
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                os.makedirs(folder, exist_ok=True)
         if self._sync:
             with contextlib.suppress(FileNotFoundError):  # deleted again meanwhile, with its content
-                _sync_folder(path.parent)
-                self._sync_parents(path.parent)
+                self._synced_folders.sync(folder)
 
-    def _sync_parents(self, folder: Path) -> None:
-        """Make the names of folders durable, also of existing ones: another writer may not have synced them yet."""
-        for parent in folder.parents:
-            changed_ns = parent.stat().st_mtime_ns
-            if self._synced_folders.get(parent) != changed_ns:
-                _sync_folder(parent)
-                self._mark_synced(parent, changed_ns)
-            if parent == self._root:
-                return
-
-    def _mark_synced(self, folder: Path, changed_ns: int) -> None:
-        """Record a synced folder, which needs no sync until it changes.
-
-        A change within one clock tick could not be detected.
-        """
-        if SystemClock().now_ns() - changed_ns > SECOND_NS:
-            if len(self._synced_folders) >= _SYNCED_FOLDERS_MAX:
-                self._synced_folders.clear()
-            self._synced_folders[folder] = changed_ns
-
-    def _try_link(self, temporary: Path, path: Path, replace: bool) -> bool:
+    def _try_link(self, temporary: str, path: str, replace: bool) -> bool:
         """Link the file to its name; return False if its folder is missing."""
         try:
             if replace:
-                temporary.replace(path)
+                os.replace(temporary, path)
             else:
                 os.link(temporary, path)
         except FileNotFoundError:
-            if not temporary.exists():
+            if not os.path.exists(temporary):
                 raise
             return False
         return True
@@ -348,15 +355,11 @@ def _write_and_flush(descriptor: int, data: Chunk) -> None:
 
 
 class _FileChunks:
-    """Chunks of a file, each read and observed in a thread; the file closes at its end, on an error, or with this."""
+    """Chunks of a file, each read in a thread; the file closes at its end, on an error, or with this."""
 
     def __init__(self, file: FileIO, key: str) -> None:
         self._file, self._key = file, key
         self._remaining = os.fstat(file.fileno()).st_size
-        self._on_chunk: Callable[[Chunk], None] | None = None
-
-    def set_observer(self, on_chunk: Callable[[Chunk], None]) -> None:
-        self._on_chunk = on_chunk
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
@@ -378,8 +381,6 @@ class _FileChunks:
             with _map_errors(self._key):
                 chunk = self._file.read(min(READ_BYTES, self._remaining)) or b""
             self._remaining -= len(chunk)
-            if chunk and self._on_chunk is not None:
-                self._on_chunk(chunk)
         except BaseException:
             self._file.close()
             raise
@@ -392,9 +393,8 @@ def _take_page(walk: Iterator[ObjectInfo], count: int) -> list[ObjectInfo]:
     return [info for _, info in zip(range(count), walk, strict=False)]
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _discard(descriptor: int, temporary: str) -> None:
+    """Close a temporary file and remove its name, if it still has it."""
+    os.close(descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)

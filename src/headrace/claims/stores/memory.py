@@ -5,6 +5,7 @@ Its lifecycle rules are stored like a vendor's and run on request (`run_lifecycl
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Sequence
 
 from headrace.claims.clock import SECOND_NS
@@ -18,6 +19,7 @@ from headrace.claims.stores.object_store import (
     ObjectInfo,
     ObjectMissing,
     ObjectStoreError,
+    StaticAttributes,
 )
 from headrace.clock import Clock, SystemClock
 
@@ -87,6 +89,17 @@ class MemoryStore:
                 yield view[start : start + _CHUNK_BYTES]
 
         return iter_chunks()
+
+    async def get_version(self, key: str) -> tuple[bytes, str]:
+        """Return an object and its version; implements `VersionedStore`."""
+        data = self._get_object(key)[0]
+        return data, hashlib.sha256(data).hexdigest()
+
+    async def put_version(self, key: str, data: Chunk, version: str) -> None:
+        """Replace an object of this version."""
+        if hashlib.sha256(self._get_object(key)[0]).hexdigest() != version:
+            raise ObjectAlreadyExists(f"object {key!r} was replaced")
+        await MemoryStore.put(self, key, data, StaticAttributes(), replace=True)
 
     async def head(self, key: str) -> ObjectInfo:
         return self._get_object(key)[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import ClaimError
 
@@ -103,22 +103,11 @@ class StaticAttributes:
         return self.make_metadata() if self.make_metadata else self.static_metadata
 
 
-@runtime_checkable
-class ObservableChunks(Protocol):
-    """The bytes of an object, from a store that passes each chunk to an observer in the thread that reads it."""
-
-    def set_observer(self, on_chunk: Callable[[Chunk], None]) -> None:
-        """Call `on_chunk` with each chunk, in order, before it is returned; call this before the first one."""
-
-    def __aiter__(self) -> AsyncIterator[Chunk]: ...
-    async def __anext__(self) -> Chunk: ...
-
-
 class ObjectStore(Protocol):
     """One bucket of an object store.
 
     A store with `has_late_metadata` calls `Attributes.metadata` of a `put` in a thread, after the data was written and
-    before it is durable.
+    before it is durable. A store may have `get_whole`: see the function of that name.
     """
 
     bucket: str
@@ -165,3 +154,26 @@ class ObjectStore(Protocol):
         """Abort a multipart upload; its parts are freed."""
 
     async def close(self) -> None: ...
+
+
+class VersionedStore(Protocol):
+    """An object store that can replace an object only if it has not changed since it was read.
+
+    A version must never be that of an earlier state again: objects must not get bytes again that they had before.
+    """
+
+    async def get_version(self, key: str) -> tuple[bytes, str]:
+        """Return an object's bytes and their version; raise `ObjectMissing` if there is none."""
+
+    async def put_version(self, key: str, data: Chunk, version: str) -> None:
+        """Replace an object of this version; raise `ObjectAlreadyExists` or `ObjectMissing` if it has another one."""
+
+
+async def get_whole(store: ObjectStore, key: str, size: int) -> tuple[bytes, str] | None:
+    """Return a small object with the SHA-256 of its bytes, both made in one call of a thread.
+
+    None if the store cannot do that, or if the object does not have this size: use `ObjectStore.get` then.
+    """
+    method = getattr(store, "get_whole", None)
+    found: tuple[bytes, str] | None = await method(key, size) if method is not None else None
+    return found
