@@ -58,3 +58,4 @@ def test_a_last_per_subject_consumer_never_gets_other_messages(acked: int, resta
             client.publish(b"s.b")
             box.run()
         assert fetch(client, 9) == left + ([6] if turn else [])
+        assert client.api("CONSUMER.INFO.S.P")["num_pending"] == 0

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from .coverage_marks import calls, names, taken
+from .run_keyed_simulation import run_keyed
 from .run_simulations import run, run_store
 
 #: Found by `python -m tests.sim.run_simulations --cover 700`: together they hit every probe, most of them twice.
@@ -43,6 +44,7 @@ SEEDS = [
     1985,
 ]
 STORE_SEEDS = [2, 21]
+KEYED_SEEDS = range(70)
 #: A change of the broker changes what a seed does: try this many more seeds before a probe counts as unreachable.
 FURTHER = range(700)
 
@@ -62,6 +64,8 @@ def test_every_coverage_mark_is_hit() -> None:
     taken()
     for seed in STORE_SEEDS:
         run_store(seed)
+    for seed in KEYED_SEEDS:
+        run_keyed(seed)
     for seed in SEEDS:
         run(seed)
     hits = taken()

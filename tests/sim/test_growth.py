@@ -96,6 +96,29 @@ def lists(endpoint: str) -> Operation:
     return prepare
 
 
+def create_streams(broker: SimBroker, size: int) -> Callable[[], None]:
+    """Each new stream is compared with those that exist."""
+
+    def create_all() -> None:
+        for number in range(size // 4):
+            create(broker, f"L{number}", storage="memory", max_bytes=1_000)
+
+    return create_all
+
+
+def work_queue_consumers(broker: SimBroker, size: int) -> Callable[[], None]:
+    """The next consumer of a work queue is compared with those that exist."""
+    create(broker, retention="workqueue")
+
+    def add(number: int) -> None:
+        config = {"durable_name": f"c{number}", "ack_policy": "explicit", "filter_subject": f"S.{number}"}
+        ask(broker, f"CONSUMER.DURABLE.CREATE.S.c{number}", stream_name="S", config=config)
+
+    for number in range(size // 20):
+        add(number)
+    return lambda: add(size)
+
+
 def many_subjects(broker: SimBroker, size: int) -> Callable[[], None]:
     return lambda: create(broker, subjects=[f"S.{number}.*" for number in range(size // 4)])
 
@@ -148,6 +171,8 @@ OPERATIONS: dict[str, Operation] = {
     "delete consumers": delete_consumers,
     "list streams": lists("STREAM.LIST"),
     "names of streams": lists("STREAM.NAMES"),
+    "create streams": create_streams,
+    "add a consumer to a work queue": work_queue_consumers,
     "many subjects": many_subjects,
     "many filters": many_filters,
     "many transforms": many_transforms,

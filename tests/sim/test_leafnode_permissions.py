@@ -10,7 +10,7 @@ import pytest
 from headrace.broker import Permissions
 from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
 from headrace.sim import SimDisk
-from headrace.sim.network.two_servers import LeafnodeEnd
+from headrace.sim.network.leafnode_end import LeafnodeEnd
 from headrace.sim.sim_broker import SimBroker
 
 from .store_sizes import SIZES

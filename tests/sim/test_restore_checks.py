@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.broker.commit.server_quota import ServerQuota
+from headrace.broker.handlers.api_dispatch import MANY_PATTERNS
+from headrace.broker.operation_runner import run_at_once
 from headrace.protocol import headers
 from headrace.protocol.backup_archive import ArchiveWriter, BackupEntry
 from headrace.sim import SimDisk
@@ -87,3 +89,59 @@ def test_a_restore_stays_within_what_the_server_may_keep() -> None:
     assert restored(broker, state(10), *messages)["error"]["err_code"] == 10062
     assert broker.store.logs == {}
     assert "error" not in restored(broker, state(3), *messages[:3])
+
+
+SUBJECTS = [f"r.{number}.*" for number in range(MANY_PATTERNS + 1)]
+
+
+def start_large_restore(broker: SimBroker, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Any]]:
+    """Restore a stream of many subjects up to its last validation; return its reply's number, and the call to make."""
+    packer, calls = ArchiveWriter(), list[Any]()
+    data = b"".join(packer.add(entry) for entry in (state(1), BackupEntry(b"r.1.x", 1, 1, b"", b"x")))
+    config = {"name": "R", "subjects": SUBJECTS}
+    subject = broker.call("STREAM.RESTORE.R", config=config)["deliver_subject"]
+    broker.publish(subject, data + packer.finish())
+    monkeypatch.setattr(broker.jetstream, "run_off_loop", lambda *call: calls.append(call))
+    number = broker.publish(subject, b"")
+    broker.run_until_idle()
+    assert number not in broker.replies
+    return number, calls
+
+
+def make_call(broker: SimBroker, calls: list[Any]) -> None:
+    call, on_done = calls.pop()
+    run_at_once(call, on_done)
+    broker.run_until_idle()
+
+
+def test_many_subjects_are_validated_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = start()
+    number, calls = start_large_restore(broker, monkeypatch)
+    assert "error" in broker.call("STREAM.CREATE.R", name="R", subjects=["other"]), "the name is taken"
+    make_call(broker, calls)
+    assert broker.replies[number].json["config"]["subjects"] == SUBJECTS
+    assert broker.call("STREAM.INFO.R")["state"]["messages"] == 1
+    assert not calls
+
+
+def test_subjects_that_are_taken_during_the_validation_fail_the_restore(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = start()
+    assert "error" not in broker.call("STREAM.CREATE.T", name="T", subjects=["t"])
+    number, calls = start_large_restore(broker, monkeypatch)
+    assert "error" not in broker.call("STREAM.UPDATE.T", name="T", subjects=["t", "r.7.x"])
+    make_call(broker, calls)
+    assert number not in broker.replies, "it is validated again"
+    make_call(broker, calls)
+    assert broker.replies[number].json["error"]["err_code"] == 10062
+    assert list(broker.jetstream.streams) == list(broker.store.logs) == ["T"]
+
+
+def test_a_restore_that_ends_during_the_validation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = start()
+    number, calls = start_large_restore(broker, monkeypatch)
+    broker.jetstream.restores["R"].fail("stopped")
+    make_call(broker, calls)
+    assert broker.replies[number].json["error"]["err_code"] == 10062
+    assert broker.jetstream.streams == broker.jetstream.restores == broker.store.logs == {}

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.claims import ClaimConfig, ClaimError, Reference
 from headrace.claims.clock import parse_rfc3339_ns
-from headrace.claims.consumer import fetch
+from headrace.claims.payload_fetch import fetch
 from headrace.claims.reference import CLAIM_HEADER, decode
 from headrace.claims.registry import STREAM, claim_subject
 from headrace.claims.stores import MultipartUpload

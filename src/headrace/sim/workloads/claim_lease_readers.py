@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.claims import ClaimError, register_reader
-from headrace.claims.consumer import fetch
+from headrace.claims.payload_fetch import fetch
 from headrace.sim.checkers.claim_checker import parse_claim_message
 from headrace.sim.checkers.claim_reachability import LeaseTerms
 from headrace.sim.workloads.claim_actors import ActorProcess

@@ -15,7 +15,7 @@ from headrace.sim.checkers.store_invariants import MEMORY_PREFIX, Violation, des
 from headrace.sim.checkers.store_model import LogModel, StoreModel, StoreState
 from headrace.sim.clock import SimClock
 from headrace.sim.disk.sim_disk import SimDisk
-from headrace.storage import Store, StoreOptions, StreamLog, open_store
+from headrace.storage import Store, StoreOptions, StreamLog, open_store, release_idle_resources
 from headrace.storage.snapshot import leases
 
 EMPTY_STATE: StoreState = ((), ())
@@ -223,6 +223,12 @@ class StoreDriver:
         """Let compaction finish."""
         self.store.compactor.start_next()
         self.run_until(lambda: not self.store.compactor.busy)
+
+    def release_idle_resources(self) -> None:
+        """Give back what only a burst needed, as after a long idle time."""
+        self.run_until_idle()
+        release_idle_resources(self.store)
+        self.run_until_idle()
 
     def pin(self, name: str) -> None:
         """Pin a stream as it is, for a reader; `unpin` releases the oldest pin."""

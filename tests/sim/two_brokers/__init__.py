@@ -1,0 +1,1 @@
+"""Two brokers over one archive, in virtual time: see `simulation.py`."""
