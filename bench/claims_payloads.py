@@ -2,12 +2,12 @@
 
     python bench/claims_payloads.py [--stores folder,s3] [--in-flight 1,4,8] [--rounds 10]
 
-The plain side is what a careful program does without claims. On S3 that is one put and one get of obstore, and boto3 is
-measured too. In a folder it writes a temporary file, syncs it, renames it and syncs the folder, and it reads the file;
-each in one call of a thread. "hashed" is the plain side plus SHA-256 of each payload, which claims require. All sides move
-the same number of payloads with the same number in flight, in turn and in one process. Best and median of all rounds
-are printed, with the CPU time for each payload in this process, the store and nats-server. `--compression` measures
-compressors instead, beside their libraries.
+The plain side is what a careful program does without claims. On S3 that is one put and one get of obstore, which returns
+bytes as claims do, and boto3 is measured too. In a folder it writes a temporary file, syncs it, renames it and syncs the
+folder, and it reads the file; each in one call of a thread. "hashed" is the plain side plus SHA-256 of each payload,
+which claims require. All sides move the same number of payloads with the same number in flight, in turn and in one
+process. Best and median of all rounds are printed, with the CPU time for each payload in this process, the store and
+nats-server. `--compression` measures compressors instead, beside their libraries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import zstandard
 from claims.claims_harness import run_nats_server
 from claims.object_stores import Weed
 from headrace.claims import ClaimConfig, Claims, FolderStore, MemoryStore, Ttl
-from headrace.claims.consumer import fetch
+from headrace.claims.payload_fetch import fetch
 from headrace.claims.reference import Reference
 from headrace.claims.stores import StaticAttributes
 from headrace.claims.stores.s3 import make_s3_store
@@ -58,7 +58,7 @@ class PlainS3:
         await obstore.put_async(self._client, key, DATA, use_multipart=False)
 
     async def get(self, key: str) -> Any:
-        return await (await obstore.get_async(self._client, key)).bytes_async()
+        return (await (await obstore.get_async(self._client, key)).bytes_async()).to_bytes()
 
     async def delete(self, keys: list[str]) -> None:
         await obstore.delete_async(self._client, keys)

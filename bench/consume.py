@@ -1,16 +1,19 @@
-"""Measures `js.consume` beside nats-py's own fetch, and kills the server while it runs.
+"""Measures `js.consume` beside nats-py's own fetch and beside raw pulls, and kills the server while it runs.
 
     python bench/consume.py rate [--messages 100000] [--rounds 5]
     python bench/consume.py kills [--kills 100] [--side ours|peer]
 
-`rate` compares both on the same connection, in turns, with acks. `kills` publishes and consumes while the server is killed
-and started again; each acknowledged publish must be consumed, and a message may come twice only as a redelivery.
+`rate` compares the three on the same connection, in turns, with acks. Raw pulls are requests and a callback of nats-py
+without anything else: what a program would write that needs no reconnects, heartbeats or limits. `kills` publishes and
+consumes while the server is killed and started again; each acknowledged publish must be consumed, and a message may come
+twice only as a redelivery.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import statistics
 import sys
@@ -22,6 +25,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import nats.errors  # noqa: E402
 import nats.js.errors  # noqa: E402
+from nats.aio.msg import Msg  # noqa: E402
 
 from conformance.servers import KINDS, Server  # noqa: E402
 from headrace.client import JetStream, connect  # noqa: E402
@@ -45,6 +49,32 @@ async def fetch_rate(js: JetStream, name: str, count: int) -> float:
     return count / (time.perf_counter() - begun)
 
 
+async def raw_rate(js: JetStream, name: str, count: int) -> float:
+    """Keep up to BATCH messages requested, and acknowledge each, with the plain connection."""
+    await js.add_consumer("S", durable_name=name, ack_policy="explicit")
+    nc, inbox, half = js.connection, js.connection.new_inbox(), BATCH // 2
+    subject = f"{js.api_prefix}.CONSUMER.MSG.NEXT.S.{name}"
+    request = json.dumps({"batch": half, "expires": 30 * 10**9}).encode()
+    received, finished = 0, asyncio.Event()
+
+    async def on_message(message: Msg) -> None:
+        nonlocal received
+        if received % half == 0:  # the next half is on its way while this one is handled
+            await nc.publish(subject, request, reply=inbox)
+        await message.ack()
+        received += 1
+        if received == count:
+            finished.set()
+
+    subscription = await nc.subscribe(inbox, cb=on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
+    begun = time.perf_counter()
+    await nc.publish(subject, request, reply=inbox)
+    await finished.wait()
+    rate = count / (time.perf_counter() - begun)
+    await subscription.unsubscribe()
+    return rate
+
+
 async def consume_rate(js: JetStream, name: str, count: int) -> float:
     async with js.consume("S", name, prefetch=BATCH) as messages:
         begun, left = time.perf_counter(), count
@@ -62,13 +92,23 @@ async def measure_rate(count: int, rounds: int) -> None:
             async with await connect(server.url) as nc:
                 js = nc.jetstream()
                 await fill(js, count)
-                pairs = []
-                for number in range(rounds):
-                    fetched = await fetch_rate(js, f"f{number}", count)
-                    pairs.append((fetched, await consume_rate(js, f"c{number}", count)))
-        fetch, consume = (statistics.median(each) for each in zip(*pairs, strict=True))
-        ratio = statistics.median(second / first for first, second in pairs)
-        print(f"{kind}: fetch {fetch:,.0f}/s, consume {consume:,.0f}/s, ratio {ratio:.2f}")
+                rounds_of = [await measure_round(js, number, count) for number in range(rounds)]
+        fetch, raw, consume = (statistics.median(each) for each in zip(*rounds_of, strict=True))
+        to_fetch = statistics.median(third / first for first, _, third in rounds_of)
+        to_raw = statistics.median(third / second for _, second, third in rounds_of)
+        print(
+            f"{kind}: fetch {fetch:,.0f}/s, raw pull {raw:,.0f}/s, consume {consume:,.0f}/s; "
+            f"consume / fetch {to_fetch:.2f}, consume / raw pull {to_raw:.2f}"
+        )
+
+
+async def measure_round(js: JetStream, number: int, count: int) -> tuple[float, float, float]:
+    """Return the rates of fetch, raw pulls and consume."""
+    return (
+        await fetch_rate(js, f"f{number}", count),
+        await raw_rate(js, f"r{number}", count),
+        await consume_rate(js, f"c{number}", count),
+    )
 
 
 class Ledger:

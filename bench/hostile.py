@@ -1,9 +1,10 @@
-"""Measures how long an unrelated client waits during the attacks of tests/hostile, at full size.
+"""Measures how long an unrelated client waits during the attacks of tests/hostile, compared with nats-server.
 
-    python bench/hostile.py [--scale 1.0] [--only slow,silent] [--rounds 3] [--nats-server PATH]
+    python bench/hostile.py [--scale 1.0] [--only slow,silent] [--rounds 3] [--sides ours,peer]
 
-Attackers and the unrelated client (the bystander) are separate processes. Quiet periods and attacks alternate, so that
-other load on the machine affects both. Figures go to out/hostile.json.
+Attackers and the unrelated client (the bystander) are separate processes. Quiet periods and attacks alternate, and each
+attack is made on both servers before the next, so that other load on the machine affects all of them. Figures go to
+out/hostile.json.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ from tests.hostile.attacked_server import CONFIG, Bystander, Scene  # noqa: E402
 
 MIB = 1024 * 1024
 QUIET_S = 3.0
+COMMANDS = {
+    "ours": [sys.executable, "-m", "headrace", "serve"],
+    "peer": [str(Path(sys.executable).parent / "nats-server")],
+}
 FLOOD = 8 * MIB
 
 
@@ -97,10 +102,9 @@ def attack(name: str, victim: Victim, scale: float, result: Any, quiet: bool) ->
 
 
 @contextmanager
-def server(folder: Path, reference: str) -> Iterator[Victim]:
+def server(folder: Path, command: list[str]) -> Iterator[Victim]:
     config = CONFIG % {"pending": 1 * MIB, "tls": ""}
     (folder / "server.conf").write_text(config)
-    command = [reference] if reference else [sys.executable, "-m", "headrace", "serve"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "-a", "127.0.0.1", "-p", "-1", "-c", "server.conf"], cwd=folder, stdout=log, stderr=log
@@ -170,19 +174,35 @@ def p99(waits: list[float]) -> float:
     return statistics.quantiles(waits, n=100, method="inclusive")[98]
 
 
+def show(side: str, found: dict[str, Any]) -> None:
+    print(
+        f"    {side:5} p50 {found['quiet_p50_ms']:6.2f} to {found['busy_p50_ms']:6.2f} ms   "
+        f"p99 {found['quiet_p99_ms']:6.1f} to {found['busy_p99_ms']:6.1f} ms, "
+        f"{found['busy_p99_ms'] / found['quiet_p99_ms']:5.2f} times   kept {found['throughput_kept']:5.2f}   "
+        f"memory +{found['memory_grown_mib']} MiB   files left open {found['descriptors_left']}",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(ATTACKS))
-    parser.add_argument("--nats-server", default="", help="attack this nats-server instead")
+    parser.add_argument(
+        "--sides", default="ours,peer", help="attack Headrace (ours), nats-server (peer) or both"
+    )
     parser.add_argument("--figures", type=Path, default=ROOT / "out" / "hostile.json")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {"load": os.getloadavg(), "scale": arguments.scale}
     for name in arguments.only.split(","):
-        with tempfile.TemporaryDirectory() as folder, server(Path(folder), arguments.nats_server) as victim:
-            figures[name] = asyncio.run(measure(name, victim, arguments.scale, arguments.rounds))
-        print(name, json.dumps(figures[name], indent=1), flush=True)
+        print(f"{name}: {ATTACKS[name][0]}")
+        figures[name] = {}
+        for side in arguments.sides.split(","):
+            with tempfile.TemporaryDirectory() as folder, server(Path(folder), COMMANDS[side]) as victim:
+                found = asyncio.run(measure(name, victim, arguments.scale, arguments.rounds))
+            figures[name][side] = found
+            show(side, found)
     arguments.figures.parent.mkdir(exist_ok=True)
     arguments.figures.write_text(json.dumps(figures, indent=1))
 

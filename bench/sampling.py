@@ -188,7 +188,8 @@ def stored(chunks: int, scale: float) -> int:
     return max(1, int(chunks * scale)) * CHUNK
 
 
-#: Every workload of `make bench` except `sync_always`, which differs from `pub128` only on the other server.
+#: Every workload of `make bench` except `sync_always` and `sync1_always`, which differ from `pub128` and `sync1` only on the
+#: other server.
 SCALES = {
     "core": 1.0,
     "fanout": 0.5,
@@ -196,6 +197,9 @@ SCALES = {
     "pub128": 0.4,
     "pub1k": 0.4,
     "pub16k": 0.3,
+    "pub64k": 0.2,
+    "pub1m": 0.2,
+    "async500": 0.2,
     "pub_mem": 0.5,
     "pub_ttl": 0.3,
     "kv_put": 0.6,

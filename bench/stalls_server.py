@@ -175,7 +175,7 @@ def connects(c: Client, scale: float) -> Iterator[None]:
         each.close()
 
 
-@row("idle_consumers")
+@row("idle_consumers", peer=False)
 def idle_consumers(c: Client, scale: float) -> Iterator[None]:
     """4,000 consumers whose inactive_threshold ends in the same second."""
     c.stream("BIG")

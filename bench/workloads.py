@@ -117,6 +117,8 @@ def publish(
     head: bytes = b"",
     subjects: int = 1000,
     stream: str = "B",
+    per_chunk: int = CHUNK,
+    window: int = 20_000,
     **config: Any,
 ) -> float:
     """Durable publishes, a window in flight, each acknowledged; messages per second."""
@@ -125,10 +127,12 @@ def publish(
         reply = connection.inbox + b".a"
         chunk = b"".join(
             publication(b"%s.%d" % (stream.encode(), i % subjects), b"x" * size, reply, head)
-            for i in range(CHUNK)
+            for i in range(per_chunk)
         )
-        total = chunks * CHUNK
-        seconds = pump(connection, repeat(chunk, chunks), b"MSG " + reply, total)
+        total = chunks * per_chunk
+        seconds = pump(
+            connection, repeat(chunk, chunks), b"MSG " + reply, total, per_chunk=per_chunk, window=window
+        )
     with Connection(port) as connection:
         last = connection.api(f"STREAM.INFO.{stream}")["state"]["last_seq"]
         assert last == total, f"{last} of {total} stored"
@@ -147,10 +151,37 @@ def pub1k(port: int, scale: float) -> float:
     return publish(port, int(150 * scale), 1024)
 
 
-@workload("pub16k", 0.8, 1.2)
+@workload("pub16k", 1.0, 1.3)
 def pub16k(port: int, scale: float) -> float:
     """Durable publish, 16 KiB."""
     return publish(port, int(20 * scale), 16384)
+
+
+@workload("pub64k", 1.0, 1.3)
+def pub64k(port: int, scale: float) -> float:
+    """Durable publish, 64 KiB, about 2,000 in flight."""
+    return publish(port, max(1, int(50 * scale)), 65536, per_chunk=100, window=2000)
+
+
+@workload("pub1m", 1.0, 1.3)
+def pub1m(port: int, scale: float) -> float:
+    """Durable publish, 1 MiB, about 100 in flight."""
+    return publish(port, max(1, int(80 * scale)), 1 << 20, per_chunk=5, window=100)
+
+
+@workload("async500", 1.0, 1.5)
+def async500(port: int, scale: float) -> float:
+    """Durable publish, 128 bytes, 500 in flight, then wait for all acks."""
+    size, batches = 500, int(400 * scale)
+    with Connection(port) as connection:
+        connection.stream("B")
+        reply = connection.inbox + b".a"
+        data = publication(b"B.1", b"x" * 128, reply) * size
+        with METER.section(size * batches) as section:
+            for _ in range(batches):
+                connection.socket.sendall(data)
+                connection.skip_acks(size)
+    return size * batches / section.seconds
 
 
 @workload("pub_mem")
@@ -196,6 +227,12 @@ def sync1(port: int, scale: float) -> float:
         connection.stream("B")
         payload = b"x" * 128
         return 1 / median_s(lambda: connection.request(b"B.1", payload), int(1500 * scale), warm=100)
+
+
+@workload("sync1_always", 1.0, 1.3, against="peer_sync", latency=True)
+def sync1_always(port: int, scale: float) -> float:
+    """Durable publish, one in flight, when nats-server syncs each message too; 1 / median latency."""
+    return sync1(port, scale)
 
 
 @workload("sync_always", 20, 40, against="peer_sync")
@@ -257,34 +294,37 @@ def deliver(port: int, messages: int, consumers: int) -> float:
         return messages * consumers / section.seconds
 
 
-@workload("pull", 1.0, 1.5)
+@workload("pull", 1.8, 2.5)
 def pull(port: int, scale: float) -> float:
     """A durable pull consumer with explicit acknowledgements, batches of 500."""
-    total, size = int(100 * scale) * CHUNK, 500
+    total, size = int(200 * scale) * CHUNK, 500
     publish(port, total // CHUNK, 128)
     body = json.dumps({"batch": size, "expires": 5_000_000_000}).encode()
-    with Connection(port) as connection:
-        connection.consumer("B", "D", ack_policy="explicit", max_ack_pending=5000)
+    with Connection(port) as connection, Connection(port) as control:
+        control.consumer("B", "D", ack_policy="explicit", max_ack_pending=5000)
         connection.subscribe(b"pull")
         ask = publication(b"$JS.API.CONSUMER.MSG.NEXT.B.D", body, b"pull")
         with METER.section(total) as section:
             connection.socket.sendall(ask * 2)
-            for done in range(size, total + 1, size):
-                acks = [publication(reply, b"+ACK") for reply in _deliveries(connection, size)]
-                connection.socket.sendall(b"".join(acks) + (ask if done < total else b""))
-            while connection.api("CONSUMER.INFO.B.D")["num_ack_pending"]:
+            _acknowledge_all(connection, total, size, ask)
+            while control.api("CONSUMER.INFO.B.D")["num_ack_pending"]:
                 pass
         return total / section.seconds
 
 
-def _deliveries(connection: Connection, count: int) -> list[bytes]:
-    """Return the ack subjects of the next messages, skipping statuses."""
-    replies: list[bytes] = []
-    while len(replies) < count:
-        _, reply, _, _ = connection.message()
-        if reply:
-            replies.append(reply)
-    return replies
+def _acknowledge_all(connection: Connection, total: int, batch: int, ask: bytes) -> None:
+    """Acknowledge deliveries as they arrive, and ask for the next batch after each; two were asked for already."""
+    done, asked = 0, 2 * batch
+    while done < total:
+        replies = connection.ack_subjects()
+        if not replies:
+            continue
+        done += len(replies)
+        output = b"PUB " + b" 4\r\n+ACK\r\nPUB ".join(replies) + b" 4\r\n+ACK\r\n"
+        while asked < min(total, (done // batch + 2) * batch):
+            output += ask
+            asked += batch
+        connection.socket.sendall(output)
 
 
 @workload("kv_get", 0.9, 1.3)

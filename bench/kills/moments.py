@@ -38,8 +38,22 @@ def list_epochs(checkpoint: Path, kind: str) -> list[int]:
 
 
 def _read_end(path: Path) -> int:
-    """Return the last sequence of the source that belongs to an epoch: `path` is its entry in `offsets`."""
-    return int(json.loads(path.read_text().splitlines()[2])["next_seq"]) - 1
+    """Return the last sequence that every source of an epoch has read: `path` is its entry in `offsets`."""
+    ends = [json.loads(line)["next_seq"] for line in path.read_text().splitlines()[2:] if line != "-"]
+    return min(ends, default=1) - 1
+
+
+def is_idle(checkpoint: Path) -> bool:
+    """Return whether every epoch that has begun has ended."""
+    begun, ended = (list_epochs(checkpoint, kind) for kind in ("offsets", "commits"))
+    return bool(begun) and begun[-1:] == ended[-1:]
+
+
+def has_ended(checkpoint: Path, last_seq: int) -> bool:
+    """Return whether the epochs of all rows up to a sequence of the source have ended: Spark writes no row again."""
+    if not is_idle(checkpoint):
+        return False
+    return _read_end(checkpoint / "offsets" / str(list_epochs(checkpoint, "offsets")[-1])) >= last_seq
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,17 @@ none is without effect. The server is never changed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from kills.plan import DRIVER, PYTHON, SERVER, VICTIMS
 
 _PUBLISHER = "spark/write/epoch_publisher.py"
 _DONE = "        log.store_epoch(replace(record, state=DONE, attempts=(), lost_ids=(), lost_seq=0))\n"
 _PUBLISH = "        try:\n            self._publish(connection, log, record, target)\n"
+#: What interrupts a commit. It runs beside the driver's JVM, so the death of an executor does not.
+_COMMIT_VICTIMS = (DRIVER, PYTHON, SERVER)
 
 
 class Change(NamedTuple):
@@ -25,9 +29,10 @@ class Change(NamedTuple):
 
 
 class Plant(NamedTuple):
-    """A bug: its changes, and the mode of the sink that must show it."""
+    """A bug: the mode of the sink that must show it, what must be killed, and its changes."""
 
     mode: str
+    victims: Sequence[str]
     changes: tuple[Change, ...]
 
 
@@ -35,6 +40,7 @@ PLANTS: Mapping[str, Plant] = {
     # The epoch is recorded as done before its rows are published.
     "done-before-rows": Plant(
         "staged",
+        _COMMIT_VICTIMS,
         (
             Change(_PUBLISHER, _DONE, ""),
             Change(_PUBLISHER, _PUBLISH, _DONE + _PUBLISH),
@@ -43,6 +49,7 @@ PLANTS: Mapping[str, Plant] = {
     # A task and the driver do not see that the epoch was committed before.
     "record-ignored": Plant(
         "staged",
+        _COMMIT_VICTIMS,
         (
             Change(
                 "spark/write/progress_log.py",
@@ -74,6 +81,7 @@ PLANTS: Mapping[str, Plant] = {
     # After a failure the driver does not look for the rows that are stored, and windows have no message ids.
     "evidence-ignored": Plant(
         "staged",
+        _COMMIT_VICTIMS,
         (
             Change(
                 _PUBLISHER,
@@ -100,6 +108,7 @@ PLANTS: Mapping[str, Plant] = {
     # Rows with ids are published without them.
     "ids-dropped": Plant(
         "ids",
+        VICTIMS,
         (
             Change(
                 "spark/write/direct_writer.py",
@@ -114,9 +123,14 @@ PLANTS: Mapping[str, Plant] = {
 
 def plant_bug(name: str, source: Path, folder: Path) -> Path:
     """Copy the source to a folder and plant a bug in it; return the folder of the copy."""
+    return plant_changes(name, PLANTS[name].changes, source, folder)
+
+
+def plant_changes(name: str, changes: Sequence[Change], source: Path, folder: Path) -> Path:
+    """Copy the source to a folder and change the copy; return its folder."""
     copy = folder / "planted"
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for change in PLANTS[name].changes:
+    for change in changes:
         path = copy / "headrace" / change.path
         text = path.read_text()
         if change.old not in text:
