@@ -133,12 +133,27 @@ CLIENT_HEADERS: Table = {
     "Claim-Subject": "On a dead letter: the original subject.",
     "Claim-Sent-TTL": "On a message with a claim: the sender's `Nats-TTL`, which is shortened if its claim ends earlier.",
 }
+DEAD_LETTER_HEADERS: Table = {
+    "Nats-DL-Stream": "Stream of the message.",
+    "Nats-DL-Seq": "Sequence of the message in that stream.",
+    "Nats-DL-Subject": "Original subject.",
+    "Nats-DL-Consumer": "Consumer that gave it up.",
+    "Nats-DL-Reason": "`max_deliver` or `term`.",
+    "Nats-DL-Detail": "Reason that the worker gave with its term, if any.",
+    "Nats-DL-Deliveries": "How often the message was delivered.",
+    "Nats-DL-Time": "When the message was stored.",
+    "Nats-DL-Header-": (
+        "Prefix of headers that the server acts on: `Nats-Msg-Id` of the message is `Nats-DL-Header-Msg-Id`. Those of "
+        "schedules and rollups keep it when the message is redriven."
+    ),
+}
 HEADERS = {
     "Publishing": PUBLISH_HEADERS,
     "Atomic batches": BATCH_HEADERS,
     "Counters": COUNTER_HEADERS,
     "Schedules": SCHEDULE_HEADERS,
     "Stored by the server": STORED_HEADERS,
+    "Dead letters": DEAD_LETTER_HEADERS,
     "Reading": READ_HEADERS,
     "Status messages and services": STATUS_HEADERS,
     "Buckets and claims": CLIENT_HEADERS,
@@ -148,6 +163,8 @@ METRIC_GROUPS = {
     "Server": (("info", "healthy", "start_", "resident_", "connections", "subscriptions", "loop_"), ()),
     "Traffic": (("received_", "sent_", "slow_", "leafnodes"), ()),
     "Store": (("api_", "store_", "commit_", "batches_open"), ("account",)),
+    "Archive": (("archive_",), ()),
+    "Standby": (("standby",), ()),
     "Streams": (("stream_",), ("account", "stream")),
     "Consumers": (("consumer_",), ("account", "stream", "consumer")),
 }

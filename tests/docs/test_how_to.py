@@ -18,11 +18,14 @@ import pytest
 import yaml
 
 from claims.object_stores import Weed
+from conformance.servers import NATS_SERVER, Server
 from support.ports import free_port
 from support.processes import headrace, serving
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 PAGES = sorted(HOW_TO.glob("*.md"))
+#: A page has up to forty commands, each of which starts a Python process, on a machine that is busy.
+SCRIPT_TIMEOUT_S = 1000
 PORTS = ("4222", "4223", "7422", "8222")
 #: A comment `<!-- sh` holds commands that the test needs and the reader does not.
 SHELL = re.compile(r"^( *)```sh\n(.*?)^\1```$|^<!-- sh\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
@@ -63,7 +66,7 @@ def test_the_server_accepts_the_configurations(page: Path, text: str, tmp_path: 
 
 
 #: Pages with their own tests.
-ELSEWHERE = {"claims-with-s3-lifecycle-rules"}
+ELSEWHERE = {"claims-with-s3-lifecycle-rules", "write-a-stream-to-an-iceberg-table"}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,7 @@ ELSEWHERE = {"claims-with-s3-lifecycle-rules"}
     [page for page in PAGES if blocks(page, "sh") and page.stem not in ELSEWHERE],
     ids=lambda page: str(page.stem),
 )
+@pytest.mark.timeout(1200)
 def test_the_commands_run(page: Path, tmp_path: Path) -> None:
     ports = {port: str(free_port()) for port in PORTS}
     script = with_ports(script_of(page), ports)
@@ -80,6 +84,35 @@ def test_the_commands_run(page: Path, tmp_path: Path) -> None:
         return
     with serving(tmp_path, "-js", "-sd", str(tmp_path / "store"), "-m", ports["8222"]) as server:
         run_script(script, tmp_path, {"4222": str(server.port)})
+
+
+@pytest.mark.timeout(1200)
+def test_the_everyday_tasks_run_on_nats_server(tmp_path: Path) -> None:
+    """Without the block with dead letters, which the page marks as Headrace only."""
+    page = HOW_TO / "everyday-tasks.md"
+    shared = [
+        textwrap.dedent(shown or hidden)
+        for _, shown, hidden in SHELL.findall(page.read_text())
+        if "--dead-letter" not in shown
+    ]
+    assert len(shared) == len(SHELL.findall(page.read_text())) - 1
+    with Server(NATS_SERVER) as server:
+        run_script("\n".join(shared), tmp_path, {"4222": str(server.port)})
+
+
+def test_the_everyday_tasks_are_ten() -> None:
+    titles = re.findall(r"^## (\d+)\. ", (HOW_TO / "everyday-tasks.md").read_text(), re.MULTILINE)
+    assert titles == [str(number) for number in range(1, 11)]
+
+
+@pytest.mark.timeout(600)
+def test_a_table_is_read(tmp_path: Path) -> None:
+    page = HOW_TO / "write-a-stream-to-an-iceberg-table.md"
+    with serving(tmp_path, "-js", "-sd", str(tmp_path / "store")) as server:
+        run_script(script_of(page), tmp_path, {"4222": str(server.port)})
+        # The blocks are one program.
+        code = "\n".join(blocks(page, "python")).replace("127.0.0.1:4222", f"127.0.0.1:{server.port}")
+        assert run_python(tmp_path, code) == "['orders.acme.new']\n1 rows\n"
 
 
 def with_ports(text: str, ports: dict[str, str]) -> str:
@@ -98,7 +131,7 @@ def run_script(script: str, folder: Path, ports: dict[str, str]) -> str:
          f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SCRIPT_TIMEOUT_S,
         cwd=folder,
         env={**os.environ, "HEADRACE_URL": url, "NATS_URL": url},
         check=False,

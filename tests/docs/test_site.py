@@ -29,6 +29,7 @@ ELSEWHERE = {
     "how-to/claims-with-s3-lifecycle-rules.md",
     "how-to/exactly-once-spark-sink.md",
     "how-to/test-with-virtual-time.md",
+    "how-to/write-a-stream-to-an-iceberg-table.md",
     "reference/client.md",
     "reference/spark.md",
     "tutorials/first-stream.md",
@@ -86,7 +87,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
                 [sys.executable, str(script)],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=150,
                 check=False,
                 cwd=tmp_path,
             )
@@ -113,14 +114,14 @@ def test_code_blocks_of_other_pages_run(page: str, number: int, block: str, tmp_
             [sys.executable, str(script)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
             cwd=tmp_path,
         )
         assert done.returncode == 0, f"{page}: {done.stderr}"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_pages_can_be_read_one_after_the_other(tmp_path: Path) -> None:
     """The examples of all pages run on one server: no two pages use a stream or bucket in different ways."""
     client = re.findall(
@@ -137,7 +138,7 @@ def test_pages_can_be_read_one_after_the_other(tmp_path: Path) -> None:
                 [sys.executable, str(script)],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=150,
                 check=False,
                 cwd=tmp_path,
             )
