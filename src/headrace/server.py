@@ -11,15 +11,15 @@ import os
 import ssl
 import time
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from headrace.auth.authenticator import Authenticator
 from headrace.broker import SYSTEM, Accounts, Timers
 from headrace.broker.commit.disk_backpressure import combine_backpressure
-from headrace.clock import SystemClock
-from headrace.config.options import ANY_PORT, OptionsError, ServerOptions, from_keywords
+from headrace.clock import make_system_clock
+from headrace.config.options import OptionsError, ServerOptions
+from headrace.config.server_keywords import resolve_options
 from headrace.deprecation import RenamedAttribute
 from headrace.durations import Duration, parse_duration_ns
 from headrace.net.account_setup import AccountSetup
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from headrace.broker.jetstream import AccountJetStream
     from headrace.claims.collector_service import CollectorService
     from headrace.monitor.http_listeners import MonitorPorts
+    from headrace.monitor.server_archive import ServerArchive
+    from headrace.monitor.system_account import SystemAccountService
     from headrace.monitor.varz import ServerStats
     from headrace.net.client_backpressure import DiskPressure
     from headrace.net.leafnode.leafnode_listener import LeafnodeListener
@@ -55,7 +57,8 @@ class Server:
     `store_dir` enables durable streams. `options` sets all of them at once, with the command line's defaults.
 
     `clock="virtual"` stops the broker's time until `advance` moves it, so that expiry by age or TTL and redeliveries
-    happen at once. Connections use real time, so clients do not time out meanwhile.
+    happen at once. Connections use real time, so clients do not time out meanwhile. With `time_floor_ns` the system's
+    clock shows at least this time: that which the server whose stores these are has shown last.
     """
 
     hub = RenamedAttribute("router")
@@ -71,14 +74,15 @@ class Server:
         options: ServerOptions | None = None,
         clock: Literal["system", "virtual"] = "system",
         log: Logger = SILENT_LOGGER,
+        time_floor_ns: int = 0,
         **settings: Any,
     ) -> None:
-        self.options = options = _resolve_options(options, store_dir, settings)
+        self.options = options = resolve_options(options, store_dir, settings)
         self.server_id = make_server_id()
         self.server_name = options.server_name or self.server_id
         self._log = log
         virtual_clock = _make_virtual_clock() if clock == "virtual" else None
-        self.timers = Timers(virtual_clock or SystemClock())
+        self.timers = Timers(virtual_clock or make_system_clock(time_floor_ns))
         self._authenticator = Authenticator(options)
         self.accounts = Accounts(self._get_system_account())
         self.router = self.accounts.main.router
@@ -90,6 +94,7 @@ class Server:
         self._account_setup = AccountSetup(self.accounts, self.timers, self.server_name, log, self.watchdog)
         self._pid_files = PidAndPortsFiles(options)
         self._monitor_ports: MonitorPorts | None = None
+        self._system_service: SystemAccountService | None = None
         self._stopped = asyncio.Event()
         self._start_ns = 0
         self._timer_driver: TimerDriver | None = None
@@ -97,6 +102,7 @@ class Server:
         self._leafnodes: LeafnodeListener | None = None
         self._collector_service: CollectorService | None = None
         self._lame_duck_task: asyncio.Task[None] | None = None
+        self.archive: ServerArchive | None = None
 
     async def start(self) -> None:
         """Start accepting clients; raise OptionsError if something prevents it. A server starts only once."""
@@ -107,6 +113,10 @@ class Server:
         self._start_ns = self.now_ns()
         try:
             self._account_setup.apply(self.options, self._authenticator)
+            if self.options.archive is not None:
+                from headrace.monitor.server_archive import ServerArchive
+
+                self.archive = await ServerArchive(self, self._log).start()
             await self._start_listener(tls)
             await self._start_websocket()
             self._collector_service = self._make_collector_service()
@@ -141,12 +151,18 @@ class Server:
             await self._collector_service.stop()
         if self._timer_driver is not None:
             self._timer_driver.close()
+        if self._system_service is not None:
+            self._system_service.stop()
         self.accounts.end_pulls()
         if self._leafnodes is not None:
             await self._leafnodes.stop()
+        if self.archive is not None:
+            await self.archive.drain()
         self._account_setup.close()
         if self._listener is not None:
             await self._listener.stop()
+        if self.archive is not None:
+            await self.archive.stop()  # after the last acknowledgement
         if self._monitor_ports is not None:
             await self._monitor_ports.stop()
         self._pid_files.remove()
@@ -280,7 +296,7 @@ class Server:
 
     def count_ended(self) -> int:
         """Return how many leafnodes, consumers and streams have ended since the start."""
-        ended = sum(each.ended for each in self.accounts.jetstreams())
+        ended = sum(each.totals.ended for each in self.accounts.jetstreams())
         return ended + (self._leafnodes.count_ended() if self._leafnodes is not None else 0)
 
     async def _start_listener(self, tls: ssl.SSLContext | None) -> None:
@@ -294,6 +310,8 @@ class Server:
             server_id=self.server_id,
             server_name=self.server_name,
         )
+        if self.archive is not None and self.archive.has_lease:
+            listener.context.may_send = self.archive.may_send
         await listener.start()
         self._listener = listener
         self._start_system_service(listener)
@@ -307,7 +325,7 @@ class Server:
         """Start the services of the system account, and publish connects and disconnects there."""
         from headrace.monitor.system_account import SystemAccountService
 
-        system_service = SystemAccountService(self)
+        system_service = self._system_service = SystemAccountService(self)
         system_service.subscribe()
         self._account_setup.observer = system_service
         listener.registry.observer = system_service
@@ -365,21 +383,6 @@ class Server:
 
             self._monitor_ports = MonitorPorts(self, self.options, self._log)
             await self._monitor_ports.start(tls)
-
-
-def _resolve_options(
-    options: ServerOptions | None, store_dir: str | os.PathLike[str] | None, settings: dict[str, Any]
-) -> ServerOptions:
-    if options is None:
-        settings.setdefault("port", ANY_PORT)
-        if store_dir is not None:
-            settings.setdefault("jetstream", True)
-            settings["store_dir"] = str(Path(store_dir))
-        options = from_keywords(**settings)
-    elif settings or store_dir is not None:
-        raise OptionsError("use either options=... or keyword settings, not both")
-    options.check()
-    return options
 
 
 def _make_virtual_clock() -> SimClock:

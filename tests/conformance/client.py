@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 API = "$JS.API."
 EOF = b"<EOF>"
 

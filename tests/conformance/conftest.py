@@ -1,7 +1,9 @@
 """Fixtures of the conformance suite: the same tests run on Headrace and on nats-server.
 
 `server` is shared by a test module (use the unique `name` for streams and subjects), `fresh_server` belongs to one
-test, `launch(Setup(...))` starts one with options. Deliberate differences are marked `ours_only(reason)`.
+test, `launch(Setup(...))` starts one with options. Deliberate differences are marked `ours_only(reason)`. With
+`HEADRACE_TARGET=cluster` tests of clients run on a cluster of three nats-servers instead; what a cluster does differently
+is marked `single_server(reason)`.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import nats
@@ -20,6 +23,7 @@ from conformance.consumer_client import Reading
 from conformance.leafnode_pair import PAIRINGS, Joined, joined
 from conformance.servers import KINDS, OURS, Server, Setup
 from conformance.sourcing import Copying
+from support.cluster_server import CLUSTER, IS_TARGET, ClusterServer, replicated_streams
 
 Launch = Callable[[Setup], Server]
 _numbers = itertools.count(1)
@@ -63,9 +67,20 @@ def _servers_of(item: pytest.Item) -> list[Server]:
     return found
 
 
-@pytest.fixture(scope="session", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="session", params=(CLUSTER,) if IS_TARGET else KINDS)
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kind of server. A cluster is a target of its own, for tests that use clients (`make test-cluster`)."""
+    with replicated_streams() if IS_TARGET else nullcontext():
+        yield str(request.param)
+
+
+def start_server(kind: str, setup: Setup | None = None) -> Server:
+    """Start a server of a kind; a cluster has the same attributes, as far as tests of clients use them."""
+    if kind == CLUSTER:
+        if setup is not None and setup != Setup():
+            pytest.skip("a cluster with other settings")
+        return ClusterServer()  # type: ignore[return-value]
+    return Server(kind, setup)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +90,7 @@ def server(kind: str) -> Iterator[Server]:
     One stream always exists: nats-server removes its folder of streams after the last one is deleted, and a stream
     that is created at that moment fails.
     """
-    with Server(kind) as running:
+    with start_server(kind) as running:
         with Client(running.port) as client:
             client.request("$JS.API.STREAM.CREATE.STAYS", b'{"name":"STAYS","subjects":["stays"]}')
         yield running
@@ -83,7 +98,7 @@ def server(kind: str) -> Iterator[Server]:
 
 @pytest.fixture
 def fresh_server(kind: str) -> Iterator[Server]:
-    with Server(kind) as running:
+    with start_server(kind) as running:
         yield running
 
 
@@ -93,7 +108,7 @@ class _Launcher:
         self.servers: list[Server] = []
 
     def __call__(self, setup: Setup) -> Server:
-        self.servers.append(Server(self.kind, setup))
+        self.servers.append(start_server(self.kind, setup))
         return self.servers[-1]
 
 
@@ -136,7 +151,7 @@ def client(server: Server) -> Iterator[Client]:
 @pytest.fixture
 async def nc(server: Server) -> AsyncIterator[NatsClient]:
     """An unmodified nats-py client of the shared server."""
-    connection = await nats.connect(server.url, allow_reconnect=False, connect_timeout=20)
+    connection = await nats.connect(server.url, allow_reconnect=False, connect_timeout=60)
     yield connection
     await connection.close()
 

@@ -68,7 +68,7 @@ class Reading:
     def next_subject(self, consumer: str) -> str:
         return f"{API}CONSUMER.MSG.NEXT.{self.name}.{consumer}"
 
-    def fetch(self, consumer: str, count: int, timeout_s: float = 20.0) -> list[Message]:
+    def fetch(self, consumer: str, count: int, timeout_s: float = 60.0) -> list[Message]:
         """Pull exactly `count` messages."""
         inbox = f"{self.client.inbox}-fetch-{time.monotonic_ns()}"
         sid = self.client.subscribe(inbox)
@@ -122,7 +122,7 @@ def position(info: dict[str, Any], which: str) -> tuple[int, int]:
     return info[which]["consumer_seq"], info[which]["stream_seq"]
 
 
-def eventually(check: Any, timeout_s: float = 20.0) -> Any:
+def eventually(check: Any, timeout_s: float = 90.0) -> Any:
     """Wait for a true value of `check()` and return it."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -63,7 +63,7 @@ def await_joined(leaf: Client, hub: Client) -> None:
         sid = one.subscribe("joined.*")
         one.flush()
         try:
-            eventually(lambda one=one, other=other, sid=sid: _crossed(one, other, sid), 40.0)
+            eventually(lambda one=one, other=other, sid=sid: _crossed(one, other, sid), 90.0)
         finally:
             one.unsubscribe(sid)
             one.flush()

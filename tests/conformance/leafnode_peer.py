@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 EOF = b"<EOF>"
 
 

@@ -34,9 +34,9 @@ _READY = "Server is ready"
 _RELOADED = "Reloaded server configuration"
 _MONITORING = re.compile(r"Starting http monitor on \S*?:(\d+)")
 _WEBSOCKET = re.compile(r"Listening for websocket clients on (wss?://\S+)")
-_START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 30.0
-_HTTP_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 90.0
+_HTTP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

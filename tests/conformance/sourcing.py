@@ -78,11 +78,11 @@ class Copying:
         state = self.info(tail)["state"]
         return state["messages"], state["first_seq"], state["last_seq"], state.get("num_deleted", 0)
 
-    def until(self, tail: str, messages: int, timeout_s: float = 30.0) -> None:
+    def until(self, tail: str, messages: int, timeout_s: float = 90.0) -> None:
         """Wait until a stream has this many messages."""
         eventually(lambda: self.state(tail)[0] == messages, timeout_s)
 
-    def until_last(self, tail: str, seq: int, timeout_s: float = 30.0) -> None:
+    def until_last(self, tail: str, seq: int, timeout_s: float = 90.0) -> None:
         eventually(lambda: self.state(tail)[2] == seq, timeout_s)
 
     def get(self, tail: str, seq: int) -> Stored | None:
@@ -135,7 +135,7 @@ class PlayedOrigin:
     def external(self) -> dict[str, str]:
         return {"api": self.api, "deliver": ""}
 
-    def request(self, timeout_s: float = 20.0) -> Message:
+    def request(self, timeout_s: float = 60.0) -> Message:
         """Return the next request of the server that copies."""
         return self.client.next(self._requests, timeout_s)
 

@@ -16,7 +16,7 @@ from conformance.transcript import Conversation
 
 Answers = dict[str, list[list[str]]]
 SILENCE = ["(silence)"]
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

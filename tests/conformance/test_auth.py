@@ -85,7 +85,7 @@ class TestUsers:
                 user="ivan",
                 password="no",
                 allow_reconnect=False,
-                connect_timeout=20,
+                connect_timeout=60,
                 error_cb=_ignore,
             )
 
@@ -249,14 +249,14 @@ class TestTls:
             wire.start_tls(papers.trusting())
             wire.send(b'CONNECT {"verbose":false,"protocol":0}\r\nPING\r\n')
             wire.expect(b"PONG\r\n")
-            wire.socket.settimeout(20)
+            wire.socket.settimeout(60)
             assert isinstance(wire.socket, ssl.SSLSocket)
             wire.socket = wire.socket.unwrap()
             assert wire.socket.recv(1) == b""
 
     async def test_nats_py_connects_over_tls(self, sealed: Server, papers: Papers) -> None:
         url = sealed.url.replace("nats://", "tls://")
-        connection = await nats.connect(url, tls=papers.trusting(), allow_reconnect=False, connect_timeout=20)
+        connection = await nats.connect(url, tls=papers.trusting(), allow_reconnect=False, connect_timeout=60)
         await connection.flush()
         await connection.close()
 

@@ -166,8 +166,8 @@ class TestRejectedBatches:
         """Abandon a batch by a gap; return the batch that the first advisory is about."""
         for position in ("1", "5"):
             headers = {"Nats-Batch-Id": "gap", "Nats-Batch-Sequence": position}
-            await js.connection.request(f"{stream}.a", b"x", headers=headers, timeout=30)
-        found: str = json.loads((await gone.next_msg(timeout=30)).data)["batch"]
+            await js.connection.request(f"{stream}.a", b"x", headers=headers, timeout=90)
+        found: str = json.loads((await gone.next_msg(timeout=90)).data)["batch"]
         return found
 
     @pytest.mark.parametrize("large", [False, True])
@@ -213,12 +213,13 @@ class TestInterruptions:
             await batch.publish("s.2", b"x")
             if hosted:
                 await asyncio.to_thread(hosted.advance, "10s")
-            advisory = json.loads((await gone.next_msg(timeout=30)).data)
+            advisory = json.loads((await gone.next_msg(timeout=90)).data)
             assert (advisory["batch"], advisory["reason"]) == (batch.id, "timeout")
             with pytest.raises(errors.BatchIncomplete, match="send the whole batch again"):
                 await batch.commit()
             assert await last_seq(js, "S") == 0
 
+    @pytest.mark.single_server("A batch survives the restart of a node that does not lead its stream")
     async def test_a_server_that_restarts(self, fresh_server: Server) -> None:
         back = asyncio.Event()
 

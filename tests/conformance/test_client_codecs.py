@@ -13,7 +13,7 @@ from nats.aio.client import Client as NatsClient
 
 from headrace.client import Codec, ConsumedMessage, JetStream, Message, codecs, errors, jetstream
 
-LIMIT_S = 30
+LIMIT_S = 90
 
 
 class Order(msgspec.Struct):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import nats.errors
 import pytest
@@ -12,9 +13,9 @@ from nats.aio.msg import Msg
 
 from conformance.conftest import Launch
 from conformance.servers import Server, Setup
-from headrace.client import ConsumerInfo, JetStream, connect, errors, jetstream
+from headrace.client import ConsumerInfo, DeadLetter, JetStream, connect, errors, jetstream
 
-LIMIT_S = 30
+LIMIT_S = 90
 
 
 @pytest.fixture
@@ -124,9 +125,9 @@ async def test_draining_ends_after_what_was_received(js: JetStream, name: str) -
 @pytest.mark.parametrize("keep_alive", [True, False])
 async def test_a_slow_handler_gets_no_message_twice(js: JetStream, name: str, keep_alive: bool) -> None:
     await publish(js, name, 2)
-    async with js.consume(name, "worker", ack_wait=3.0, keep_alive=keep_alive) as messages:
+    async with js.consume(name, "worker", ack_wait=6.0, keep_alive=keep_alive) as messages:
         first = await anext(messages)
-        await asyncio.sleep(4.5)
+        await asyncio.sleep(8)
         await first.ack()
         await (await anext(messages)).ack()
     redelivered = (await js.consumer_info(name, "worker")).delivered.consumer_seq - 2
@@ -230,6 +231,8 @@ async def test_a_cancelled_process_returns_its_messages_at_once(js: JetStream, n
     async with asyncio.timeout(LIMIT_S):
         for _ in range(2):
             await started.acquire()
+        while (await js.consumer_info(name, "worker")).num_ack_pending < 5:
+            await asyncio.sleep(0.01)  # what is on its way returns only after `ack_wait`
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         async with js.consume(name, "worker") as messages:
@@ -268,3 +271,75 @@ async def test_a_killed_server_loses_nothing(launch: Launch, name: str) -> None:
         while seen != set(range(100)):
             seen |= set(await take(messages, 1))
     await nc.close()
+
+
+async def test_order_per_key_needs_headrace(js: JetStream, name: str, server: Server) -> None:
+    """Three workers keep the order of each subject; nats-server refuses it, and the error says why."""
+    for number in range(24):
+        await js.publish(f"{name}.{number % 4}", b"%d" % number)
+    if not server.is_ours:
+        with pytest.raises(errors.KeyedUnsupported, match="max_ack_pending_per_subject"):
+            async with js.consume(name, "worker", ordered_by_key=True):
+                pass
+        return
+    done: dict[str, list[int]] = {}
+
+    async def work() -> None:
+        async with js.consume(name, "worker", ordered_by_key=True) as messages:
+            async for message in messages:
+                done.setdefault(message.subject, []).append(int(message.data))
+                await message.ack()
+
+    workers = [asyncio.create_task(work()) for _ in range(3)]
+    async with asyncio.timeout(LIMIT_S):
+        while sum(map(len, done.values())) < 24:
+            await asyncio.sleep(0.02)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    assert sorted(done.values()) == [list(range(key, 24, 4)) for key in range(4)]
+
+
+async def test_dead_letters_need_headrace(js: JetStream, name: str, server: Server) -> None:
+    letters = f"{name}-dead"
+    await js.add_stream(name=letters, subjects=[letters])
+    await js.publish(f"{name}.x", b"bad", headers={"Nats-Msg-Id": "1", "Own": "kept"})
+    if not server.is_ours:
+        with pytest.raises(errors.KeyedUnsupported, match="dead_letter"):
+            await js.add_consumer(name, durable_name="worker", dead_letter=letters)
+        return
+    async with js.consume(name, "worker", dead_letter=DeadLetter(letters, ["term"])) as messages:
+        async for message in messages:
+            await message.term()
+            break
+    async with asyncio.timeout(LIMIT_S):
+        while not (await js.stream_info(letters)).state.messages:
+            await asyncio.sleep(0.02)
+    letter = await js.get_msg(letters, 1)
+    assert letter.headers is not None
+    assert (letter.data, letter.headers["Own"], letter.headers["Nats-DL-Seq"]) == (b"bad", "kept", "1")
+    assert letter.headers["Nats-DL-Header-Msg-Id"] == "1"
+    assert "Nats-Msg-Id" not in letter.headers
+    await js.delete_stream(letters)
+
+
+class EarlierServer(JetStream):
+    """A server that ignores fields which it does not know, as nats-server did before 2.12."""
+
+    async def api_request(
+        self, call: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        if body and "config" in body:
+            known = {
+                key: value for key, value in body["config"].items() if key != "max_ack_pending_per_subject"
+            }
+            body = {**body, "config": known}
+        return await super().api_request(call, body, timeout=timeout)
+
+
+async def test_a_consumer_without_order_per_key_does_not_stay(js: JetStream, name: str) -> None:
+    earlier = EarlierServer(**JetStream.get_options(js))
+    with pytest.raises(errors.KeyedUnsupported, match="ignores max_ack_pending_per_subject"):
+        await earlier.add_consumer(name, durable_name="new", max_ack_pending_per_subject=1)
+    with pytest.raises(errors.ConsumerNotFound):
+        await js.consumer_info(name, "new")

@@ -36,7 +36,7 @@ def test_every_block_of_the_client_docs_runs(server: Server, tmp_path: Path, blo
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
         cwd=tmp_path,
     )

@@ -377,6 +377,7 @@ class TestOperations:
         with pytest.raises(errors.MessageTooLarge):
             await kv.put("a", b"x" * 60)
 
+    @pytest.mark.single_server("A full stream also refuses a message that replaces another one")
     async def test_a_full_bucket_refuses_new_keys(self, make: Make) -> None:
         kv = await make(max_bytes=200)
         await kv.put("key0", b"x" * 40)

@@ -12,7 +12,7 @@ from conformance.conftest import Launch
 from conformance.servers import Setup
 from headrace.client import JetStream, KeyValue, KeyValueReader, StreamSource, connect, errors, jetstream
 
-LIMIT_S = 30
+LIMIT_S = 90
 WRITES = {
     "put",
     "create",
@@ -135,7 +135,7 @@ async def test_a_reader_of_a_mirror_needs_one_more_permission(launch: Launch, al
             assert (await reader.get("a", revision=1)).value == b"1"
         else:
             with pytest.raises(errors.NoAnswer, match="permissions"):
-                await reading.jetstream(timeout=0.5).key_value_reader("prices")
+                await reading.jetstream(timeout=3).key_value_reader("prices")
 
 
 async def ignore_error(error: Exception) -> None:
@@ -157,7 +157,7 @@ async def test_the_permissions_in_the_documentation_are_enough(launch: Launch) -
         await fill(kv)
         await check_reads(await reading.jetstream().key_value_reader("prices"), kv)
         assert not refused
-        writable = await reading.jetstream(timeout=0.5).key_value("prices")
+        writable = await reading.jetstream(timeout=5).key_value("prices")
         with pytest.raises(errors.NoAnswer, match="permissions"):
             await writable.put("a", b"5")
         assert (await kv.get("a")).value == b"2"

@@ -55,7 +55,7 @@ async def test_a_watcher_sees_puts_deletes_and_purges(kv: KeyValue) -> None:
     await kv.put("b", b"1")
     await kv.delete("a")
     await kv.purge("b")
-    changes = [await watcher.updates(timeout=30) for _ in range(3)]
+    changes = [await watcher.updates(timeout=90) for _ in range(3)]
     assert [(entry.key, entry.operation) for entry in changes] == [("b", None), ("a", "DEL"), ("b", "PURGE")]
     await watcher.stop()
     empty = await kv.watch("nope")
@@ -87,7 +87,7 @@ async def test_watchers_see_markers(js: JetStreamContext, name: str) -> None:
     watcher = await kv.watchall()
     assert await initial(watcher) == []
     await kv.create("a", b"1", msg_ttl=1.0)
-    put, expired = [await watcher.updates(timeout=30) for _ in range(2)]
+    put, expired = [await watcher.updates(timeout=90) for _ in range(2)]
     assert (put.operation, put.revision) == (None, 1)
     assert (expired.key, expired.operation, expired.revision, expired.value) == ("a", "PURGE", 2, b"")
     await watcher.stop()

@@ -135,7 +135,7 @@ def test_sync_consume_yields_acknowledges_and_drains(client: sync.Client, stream
             if len(seen) == 5:
                 messages.drain()
     assert seen == [(f"{stream}.x", number, 1, None) for number in range(5)]
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while client.consumer_info(stream, "worker").ack_floor.stream_seq != 5:
         assert time.monotonic() < deadline_s
 

@@ -183,7 +183,7 @@ async def test_stopping_ends_the_iteration_and_its_consumer(kv: KeyValue, js: Je
         await asyncio.sleep(0)
     await watcher.stop()
     await watcher.stop()
-    await asyncio.wait_for(listening, 30)
+    await asyncio.wait_for(listening, 90)
     assert [entry and entry.key for entry in received] == [None, "a"]
     assert (await js.stream_info(f"KV_{name}")).state.consumer_count == 0
 

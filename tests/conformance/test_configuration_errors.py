@@ -20,7 +20,7 @@ def _command(kind: str, *arguments: str) -> list[str]:
 
 def _run(kind: str, *arguments: str) -> tuple[int, str]:
     result = subprocess.run(
-        _command(kind, *arguments), capture_output=True, text=True, timeout=60, check=False
+        _command(kind, *arguments), capture_output=True, text=True, timeout=150, check=False
     )
     return result.returncode, result.stdout + result.stderr
 
@@ -110,5 +110,5 @@ def test_an_interrupt_during_the_start_prints_no_traceback(
                 process.wait(delay_ms / 1000)
             except subprocess.TimeoutExpired:
                 process.send_signal(number)
-            output = b"".join(process.communicate(timeout=60))
+            output = b"".join(process.communicate(timeout=150))
         assert b"Traceback" not in output, output.decode()

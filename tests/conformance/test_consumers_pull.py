@@ -92,7 +92,7 @@ class TestEnds:
         assert answer.header == (
             b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 5\r\nNats-Pending-Bytes: 0\r\n\r\n"
         )
-        assert 0.19 < time.monotonic() - started < 15
+        assert 0.19 < time.monotonic() - started < 60
 
     def test_no_wait_ends_with_the_data(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="by_start_sequence", opt_start_seq=8)
@@ -170,7 +170,7 @@ class TestEnds:
         sid = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "idle_heartbeat": 100 * MS})
         statuses = [ten.client.next(sid) for _ in range(4)]
         assert [m.status for m in statuses] == ["100 Idle Heartbeat"] * 4
-        assert 0.38 < time.monotonic() - started < 15
+        assert 0.38 < time.monotonic() - started < 60
         ten.client.unsubscribe(sid)
         assert statuses[0].header == (
             b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 0\r\nNats-Last-Stream: 10\r\n\r\n"

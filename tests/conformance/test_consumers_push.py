@@ -104,7 +104,7 @@ class TestTime:
             b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 10\r\nNats-Last-Stream: 10\r\n\r\n"
         )
         assert (beat.subject, beat.reply) == (inbox, "")
-        assert 0.19 < time.monotonic() - started < 15
+        assert 0.19 < time.monotonic() - started < 60
 
     def test_replay_at_the_original_speed(self, reading: Make, inbox: str) -> None:
         stream = reading()
@@ -120,7 +120,7 @@ class TestTime:
             arrivals.append(time.monotonic() - started)
         for arrival, stored_ns in zip(arrivals, stored, strict=True):
             earliest = (stored_ns - stored[0]) / SECOND
-            assert earliest - 0.05 < arrival < earliest + 15
+            assert earliest - 0.05 < arrival < earliest + 60
 
     def test_a_rate_limit_spreads_deliveries(self, reading: Make, inbox: str) -> None:
         stream = reading(max_msg_size=1000)

@@ -152,7 +152,7 @@ def _gets_all(sender: Client, receiver: Client, sid: str, subject: str, count: i
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline
 

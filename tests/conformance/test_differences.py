@@ -12,13 +12,14 @@ import pytest
 
 TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "reference" / "compatibility.md"
+MARKS = ("ours_only", "single_server")
 
 
 def _reasons() -> Iterator[str]:
-    """Return the texts of all `ours_only(...)` marks in the tests."""
+    """Return the texts of all `ours_only(...)` and `single_server(...)` marks in the tests."""
     for file in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "ours_only":
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in MARKS:
                 assert isinstance(node.args[0], ast.Constant), (
                     f"{file.name}: the reason has to be a literal text"
                 )
@@ -32,7 +33,7 @@ def test_each_reason_is_documented() -> None:
 
 def _serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
 @pytest.mark.ours_only("Without authentication the server listens on loopback only")

@@ -26,7 +26,7 @@ def monitored(kind: str) -> Iterator[Server]:
 
 
 def page(server: Server, path: str) -> Any:
-    with urllib.request.urlopen(server.monitoring_url(path), timeout=30) as answer:
+    with urllib.request.urlopen(server.monitoring_url(path), timeout=90) as answer:
         assert answer.status == 200
         return json.load(answer)
 
@@ -72,7 +72,7 @@ class TestFiles:
 
     def test_the_ports_file_holds_every_port(self, launch: Launch, tmp_path: Path) -> None:
         server = launch(Setup(flags=("--ports_file_dir", str(tmp_path), "-m", "-1"), jetstream=False))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not ((files := list(tmp_path.glob("*.ports"))) and files[0].read_text().endswith("}")):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -286,9 +286,9 @@ class TestMonitoring:
             Client(leaf.port) as lower,
         ):
             await_joined(lower, upper)
-            with urllib.request.urlopen(hub.monitoring_url("/leafz?subs=1"), timeout=30) as answer:
+            with urllib.request.urlopen(hub.monitoring_url("/leafz?subs=1"), timeout=90) as answer:
                 page = json.load(answer)
-            with urllib.request.urlopen(hub.monitoring_url("/varz"), timeout=30) as answer:
+            with urllib.request.urlopen(hub.monitoring_url("/varz"), timeout=90) as answer:
                 assert json.load(answer)["leafnodes"] == 1
             assert page["leafnodes"] == 1
             (shown,) = page["leafs"]

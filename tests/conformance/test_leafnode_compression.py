@@ -32,7 +32,7 @@ TEXT = b'{"order":1,"status":"paid","note":"' + b"-" * 200 + b'"}'
 
 
 def shown(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/leafz", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/leafz", timeout=60) as response:
         (entry,) = json.load(response)["leafs"]
     return str(entry["compression"])
 

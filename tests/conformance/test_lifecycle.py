@@ -46,7 +46,7 @@ class TestInfo:
         assert field not in wire.info
 
     def test_the_line_ends_with_a_blank(self, server: Server) -> None:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
             line = raw.makefile("rb").readline()
         assert line.startswith(b"INFO {")
         assert line.endswith(b"} \r\n")

@@ -52,11 +52,11 @@ def ports(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_both_protocols_reach_every_port(ports: dict[str, int], address: str) -> None:
     for port in ports.values():
-        socket.create_connection((address, port), timeout=20).close()
+        socket.create_connection((address, port), timeout=60).close()
     with Client(ports["port"], host=address, user="u", **{"pass": "p"}) as client:
         assert client.info["client_ip"] == address
         host = f"[{address}]" if ":" in address else address
-        with urllib.request.urlopen(f"http://{host}:{ports['http']}/connz", timeout=20) as page:
+        with urllib.request.urlopen(f"http://{host}:{ports['http']}/connz", timeout=60) as page:
             addresses = [each["ip"] for each in json.load(page)["connections"]]
         assert addresses == [address]
 
@@ -67,6 +67,6 @@ def test_a_port_in_use_is_an_error(kind: str, tmp_path: Path) -> None:
         users = tmp_path / "server.conf"
         users.write_text("authorization { users: [{user: u, password: p}] }")
         command = [*program, "-c", str(users), "-a", "0.0.0.0", "-p", str(taken.getsockname()[1])]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert result.returncode == 1
     assert re.search("address already in use", result.stderr)

@@ -29,7 +29,7 @@ def node() -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not all((modules / package).is_dir() for package in json.load(lock)["dependencies"]):
             command = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
-            subprocess.run(command, cwd=FOLDER, check=True, timeout=100)
+            subprocess.run(command, cwd=FOLDER, check=True, timeout=300)
     return program
 
 
@@ -38,5 +38,5 @@ def node() -> str:
 )
 def test_each_nats_js_script_passes(server: Server, node: str, script: str) -> None:
     command = [node, str(FOLDER / script), f"127.0.0.1:{server.port}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

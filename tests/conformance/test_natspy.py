@@ -19,7 +19,7 @@ class TestCore:
         subscription = await nc.subscribe(f"{name}.*")
         for i in range(100):
             await nc.publish(f"{name}.{i}", b"%d" % i, headers={"N": str(i)})
-        messages = [await subscription.next_msg(timeout=20) for _ in range(100)]
+        messages = [await subscription.next_msg(timeout=60) for _ in range(100)]
         assert [int(m.data) for m in messages] == list(range(100))
         assert [m.headers["N"] for m in messages] == [str(i) for i in range(100)]
 
@@ -28,12 +28,12 @@ class TestCore:
             await message.respond(message.data[::-1])
 
         await nc.subscribe(name, queue="workers", cb=answer)
-        assert (await nc.request(name, b"abc", timeout=20)).data == b"cba"
-        assert (await nc.request(name, b"abc", timeout=20, old_style=True)).data == b"cba"
+        assert (await nc.request(name, b"abc", timeout=60)).data == b"cba"
+        assert (await nc.request(name, b"abc", timeout=60, old_style=True)).data == b"cba"
 
     async def test_a_request_without_responders_raises(self, nc: NatsClient, name: str) -> None:
         with pytest.raises(nats.errors.NoRespondersError):
-            await nc.request(name, timeout=20)
+            await nc.request(name, timeout=60)
 
     async def test_auto_unsubscribe_ends_after_its_limit(self, nc: NatsClient, name: str) -> None:
         received: list[bytes] = []
@@ -47,13 +47,13 @@ class TestCore:
             await nc.publish(name, b"%d" % i)
         answered = await nc.subscribe(f"{name}.end")
         await nc.publish(f"{name}.end")
-        await answered.next_msg(timeout=20)
+        await answered.next_msg(timeout=60)
         while len(received) < 2:
             await asyncio.sleep(0)
         assert received == [b"0", b"1"]
 
     async def test_drain_delivers_what_was_published(self, server: Server, name: str) -> None:
-        connection = await nats.connect(server.url, allow_reconnect=False, connect_timeout=20)
+        connection = await nats.connect(server.url, allow_reconnect=False, connect_timeout=60)
         received: list[bytes] = []
 
         async def keep(message: Msg) -> None:
@@ -86,7 +86,7 @@ class TestCore:
         await asyncio.to_thread(fresh_server.restart)
         await asyncio.wait_for(back.wait(), 60)
         await connection.publish("a", b"again")
-        assert (await subscription.next_msg(timeout=20)).data == b"again"
+        assert (await subscription.next_msg(timeout=60)).data == b"again"
         await connection.close()
 
 

@@ -88,19 +88,20 @@ def test_pulls_of_other_accounts_end_too(launch: Launch) -> None:
     assert ends[reply] == ("409 Server Shutdown", "2", "0")
 
 
-def _leave(launch: Launch, grace: str) -> Server:
-    return launch(Setup(settings={"lame_duck_duration": '"40s"', "lame_duck_grace_period": f'"{grace}"'}))
+def _leave(launch: Launch, grace: str, duration: str = "40s") -> Server:
+    settings = {"lame_duck_duration": f'"{duration}"', "lame_duck_grace_period": f'"{grace}"'}
+    return launch(Setup(settings=settings))
 
 
 @pytest.mark.ours_only("In lame duck mode streams work until clients are closed")
 def test_in_lame_duck_mode_streams_work_for_a_while(launch: Launch) -> None:
-    server = _leave(launch, "30s")
+    server = _leave(launch, "300s", "400s")
     with Client(server.port) as client:
         _add_consumer(client)
         _pull(client, batch=4)
         server.signal(signal.SIGUSR2)
         while not (client.infos and client.infos[-1].get("ldm")):
-            client._step(20)
+            client._step(60)
         client.publish("s.1", b"x")
         assert client.next(client._answers).payload == b"x"
 
@@ -115,3 +116,20 @@ def test_in_lame_duck_mode_pulls_end_before_clients_are_closed(launch: Launch) -
         server.signal(signal.SIGUSR2)
         ends = _ends(_read_to_end(client))
     assert ends == {reply: ("409 Server Shutdown", "4", "0")}
+
+
+def test_lame_duck_mode_without_clients_stops_at_once(launch: Launch) -> None:
+    server = _leave(launch, "300s", "400s")
+    server.signal(signal.SIGUSR2)
+    assert server.wait(120) == 0
+
+
+@pytest.mark.ours_only("Lame duck mode ends when the last client has left")
+def test_lame_duck_mode_ends_when_the_last_client_has_left(launch: Launch) -> None:
+    server = _leave(launch, "300s", "400s")
+    with Client(server.port) as client:
+        client.flush()
+        server.signal(signal.SIGUSR2)
+        while not (client.infos and client.infos[-1].get("ldm")):
+            client._step(60)
+    assert server.wait(120) == 0

@@ -32,9 +32,9 @@ async def _serve(nc: NatsClient, name: str, version: str = "1.0.0") -> Any:
 
 async def test_requests_are_answered(nc: NatsClient, name: str) -> None:
     service = await _serve(nc, name)
-    assert (await nc.request(f"{name}.double", b"21", timeout=20)).data == b"42"
-    assert (await nc.request(f"{name}.group.inner", b"4", timeout=20)).data == b"8"
-    failed = await nc.request(f"{name}.double", b"fail", timeout=20)
+    assert (await nc.request(f"{name}.double", b"21", timeout=60)).data == b"42"
+    assert (await nc.request(f"{name}.group.inner", b"4", timeout=60)).data == b"8"
+    failed = await nc.request(f"{name}.double", b"fail", timeout=60)
     assert (failed.headers["Nats-Service-Error-Code"], failed.headers["Nats-Service-Error"]) == (
         "400",
         "no number",
@@ -49,7 +49,7 @@ async def test_services_answer_ping_info_and_stats(nc: NatsClient, name: str, ve
     answers = await nc.subscribe(inbox)
     for subject, count in ((f"$SRV.{verb}.{name}", 2), (f"$SRV.{verb}.{name}.{services[0].id}", 1)):
         await nc.publish(subject, b"", reply=inbox)
-        found = [json.loads((await answers.next_msg(timeout=20)).data) for _ in range(count)]
+        found = [json.loads((await answers.next_msg(timeout=60)).data) for _ in range(count)]
         assert {each["id"] for each in found} <= {service.id for service in services}
         assert {each["type"] for each in found} == {f"io.nats.micro.v1.{verb.lower()}_response"}
     for service in services:
@@ -58,7 +58,7 @@ async def test_services_answer_ping_info_and_stats(nc: NatsClient, name: str, ve
 
 async def test_instances_share_the_work(nc: NatsClient, name: str) -> None:
     services = [await _serve(nc, name) for _ in range(3)]
-    answers = await asyncio.gather(*(nc.request(f"{name}.double", b"%d" % n, timeout=20) for n in range(90)))
+    answers = await asyncio.gather(*(nc.request(f"{name}.double", b"%d" % n, timeout=60) for n in range(90)))
     assert [int(answer.data) for answer in answers] == [2 * number for number in range(90)]
     counts = [service.stats().endpoints[0].num_requests for service in services]
     assert sum(counts) == 90
@@ -72,4 +72,4 @@ async def test_a_stopped_service_is_not_found(nc: NatsClient, name: str) -> None
     await service.stop()
     await nc.flush()
     with pytest.raises(nats.errors.NoRespondersError):
-        await nc.request(f"{name}.double", b"1", timeout=20)
+        await nc.request(f"{name}.double", b"1", timeout=60)

@@ -25,7 +25,7 @@ def test_the_program_of_the_sourcing_docs_runs(server: Server, tmp_path: Path) -
     script = tmp_path / "block.py"
     script.write_text(block.replace("127.0.0.1:4222", f"127.0.0.1:{server.port}"))
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=150, check=False
     )
     assert (done.stderr, done.returncode) == ("", 0)
 

@@ -107,11 +107,11 @@ class TestRequest:
         request = begun(copying, origin)
         name = request.json["config"]["name"]
         origin.refuse(request, 412, 10185)
-        second = origin.request(8)
+        second = origin.request()
         assert second.headers == {"Nats-Required-Api-Level": "4"}
         assert second.json["config"]["name"] == name
         origin.refuse(second, 400, 10025)
-        third = origin.request(8)
+        third = origin.request()
         assert not third.header
         assert "sourcing" not in third.json["config"]
         made, _, suffix = third.json["config"]["name"].rpartition("_")
@@ -132,8 +132,8 @@ class TestTrouble:
         origin.refuse(request, 404, 10059)
         shown = eventually(lambda: copying.info("A")["sources"][0].get("error"))
         assert shown == {"code": 404, "err_code": 10059, "description": "no"}
-        origin.request(40)
-        assert 11.5 < time.monotonic() - started < 25
+        origin.request()
+        assert 11.5 < time.monotonic() - started < 60
 
     @pytest.mark.parametrize("mirror", [False, True], ids=["source", "mirror"])
     def test_flow_control_is_answered(self, copying: Copying, origin: PlayedOrigin, mirror: bool) -> None:
@@ -165,7 +165,7 @@ class TestTrouble:
         assert request.headers["Nats-Stream-Identity"] == "first"
         assert request.json["config"]["opt_start_seq"] == 3
         origin.refuse(request, 400, 10225)
-        request = origin.request(8)
+        request = origin.request()
         assert request.headers["Nats-Stream-Identity"] == ""
         assert request.json["config"]["deliver_policy"] == "all"
 

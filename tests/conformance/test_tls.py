@@ -160,7 +160,7 @@ class Silent:
     """A socket that does not wait."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
 
     def __enter__(self) -> socket.socket:
         return self.socket
@@ -176,7 +176,7 @@ class TestHandshakeFirst:
             plain.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 plain.recv(1)
-            plain.settimeout(20)
+            plain.settimeout(60)
             with authority.context().wrap_socket(plain, server_hostname="localhost") as secure:
                 assert secure.recv(4096).startswith(b"INFO ")
                 secure.sendall(b'CONNECT {"verbose":false,"protocol":0}\r\nPING\r\n')

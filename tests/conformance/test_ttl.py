@@ -273,7 +273,7 @@ class TestConfiguration:
         assert answer["error"]["description"] == text
 
 
-def wait_for(check: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_for(check: Callable[[], bool], timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, "it did not happen"

@@ -50,7 +50,7 @@ def dial(server: Server, **options: Any) -> ClientConnection:
 def read_until(client: ClientConnection, end: bytes) -> bytes:
     heard = b""
     while not heard.endswith(end):
-        message = client.recv(timeout=10)
+        message = client.recv(timeout=60)
         heard += message if isinstance(message, bytes) else message.encode()
     return heard
 
@@ -60,7 +60,7 @@ class Raw:
 
     def __init__(self, server: Server) -> None:
         parts = urlsplit(server.websocket_url)
-        self.socket = socket.create_connection((parts.hostname, parts.port), timeout=10)
+        self.socket = socket.create_connection((parts.hostname, parts.port), timeout=60)
         self.buffer = b""
 
     def __enter__(self) -> Raw:
@@ -470,7 +470,7 @@ class TestWhoMayCome:
         with Raw(server).open() as raw:
             raw.send(0x82, CONNECT + b"PING\r\n")
             assert raw.text(b"\r\n") == b"PONG\r\n"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as plain:
             plain.sendall(b"PING\r\n")
             data = b""
             while chunk := plain.recv(4096):
@@ -490,7 +490,7 @@ class TestWhoMayCome:
 
 def test_the_ports_file_names_it(launch: Launch, tmp_path: Path) -> None:
     server = launch(Setup(config=f"{OPEN}\nports_file_dir: '{tmp_path}'", jetstream=False))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while not (text := "".join(file.read_text() for file in tmp_path.glob("*.ports"))).endswith("}"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -516,7 +516,7 @@ class TestTls:
 def test_natsjs_in_node(server: Server, node: str) -> None:
     command = [node, "--experimental-websocket", "--no-warnings", str(FOLDER / "websocket.mjs")]
     done = subprocess.run(
-        [*command, server.websocket_url], capture_output=True, text=True, timeout=60, check=False
+        [*command, server.websocket_url], capture_output=True, text=True, timeout=150, check=False
     )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 

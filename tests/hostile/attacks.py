@@ -150,7 +150,7 @@ async def _is_cut(peer: Peer) -> bool:
     """Return whether the server has closed the connection, after reading what is left."""
     peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await peer.reader.read(1 << 16):
                 pass
     except OSError:

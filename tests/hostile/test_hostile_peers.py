@@ -23,9 +23,9 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc"),
 ]
 #: Generous, because the machine may be busy; `make hostile` measures the actual figure.
-P99_S_MAX = 2.0
+P99_S_MAX = 5.0
 #: An unauthenticated client is disconnected after two seconds; later on a busy machine.
-CUT_S_MAX = 8.0
+CUT_S_MAX = 30.0
 STRANGER_BYTES_MAX = 64 * KIB
 
 

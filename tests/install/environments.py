@@ -29,13 +29,17 @@ OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HEADRACE_PURE", "CC
 
 
 class Environment:
-    """A virtual environment and the variables that its programs run with."""
+    """A virtual environment and the variables that its programs run with.
 
-    def __init__(self, folder: Path, python: str) -> None:
+    `python` makes a new one; without it the folder has one already.
+    """
+
+    def __init__(self, folder: Path, python: str | None = None) -> None:
         self.folder = folder
         self.commands = make_path_without_compilers(folder.parent / "commands")
         self.bin = folder / "bin"
-        subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
+        if python:
+            subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -58,9 +62,12 @@ class Environment:
         return done.stdout
 
     def install(self, *arguments: str) -> None:
-        """Install with pip."""
-        flags = ("--quiet", "--disable-pip-version-check")
-        self.run("python", "-m", "pip", "install", *flags, *arguments, cwd=ROOT)
+        """Install with pip, and repeat it once: a package index may be away for a moment."""
+        command = ("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
+        try:
+            self.run(*command, cwd=ROOT)
+        except AssertionError:
+            self.run(*command, cwd=ROOT)
 
 
 def make_path_without_compilers(folder: Path) -> Path:

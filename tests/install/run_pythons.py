@@ -58,7 +58,8 @@ def make_tools(folder: Path) -> Path:
 def build_wheel(python: str, tools: Path, folder: Path) -> Path:
     """Build a wheel from a source distribution, and repair it for other Linux distributions."""
     shutil.rmtree(folder, ignore_errors=True)
-    run_build = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "built")]
+    pip = [str(tools / "bin" / "python"), "-m", "pip", "--python", python]  # Debian's Python has no pip
+    run_build = [*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "built")]
     sdist = [str(tools / "bin" / "python"), "-m", "build", "--sdist", "--outdir", str(folder), str(ROOT)]
     pure = {**os.environ, "HEADRACE_PURE": "1"}  # a source distribution has nothing compiled
     subprocess.run(sdist, check=True, stdout=subprocess.DEVNULL, env=pure)
@@ -82,19 +83,27 @@ def write_lowest(path: Path) -> Path:
     return path
 
 
-def check_python(version: str, python: str, tools: Path, arguments: argparse.Namespace) -> str:
-    """Return "" if the tests pass, otherwise what failed."""
+def prepare(version: str, python: str, tools: Path, arguments: argparse.Namespace) -> Environment:
+    """Make an environment with a wheel of this tree, and with the packages that its tests need."""
     folder = ROOT / "out" / "pythons" / (f"{version}-lowest" if arguments.lowest else version)
+    if arguments.reuse and (folder / "venv").exists():
+        return Environment(folder / "venv")
     wheel = build_wheel(python, tools, folder / "wheel")
     print(f"Python {version}: {wheel.name}", flush=True)
     environment = Environment(folder / "venv", python)
     constraints = write_lowest(folder / "lowest.txt") if arguments.lowest else ROOT / "constraints.txt"
+    environment.install("--upgrade", "pip>=25.1")
+    environment.install("-c", str(constraints), f"{wheel}[all]", "--group", "test")
+    environment.run("python", "-m", "pip", "check")
+    return environment
+
+
+def check_python(version: str, python: str, tools: Path, arguments: argparse.Namespace) -> str:
+    """Return "" if the tests pass, otherwise what failed."""
     try:
-        environment.install("--upgrade", "pip>=25.1")
-        environment.install("-c", str(constraints), f"{wheel}[all]", "--group", "test")
-        environment.run("python", "-m", "pip", "check")
+        environment = prepare(version, python, tools, arguments)
         core = environment.run("headrace", "version")
-    except AssertionError as error:
+    except (AssertionError, subprocess.CalledProcessError) as error:
         return str(error)
     assert "core: compiled)" in core, core
     print(f"Python {version}: {core}", end="", flush=True)
@@ -114,6 +123,11 @@ def main() -> int:
     parser.add_argument("--only", help="one version, for example 3.12")
     parser.add_argument(
         "--lowest", action="store_true", help="the oldest Python and the lowest versions allowed"
+    )
+    parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="use the wheel and the packages of the last run, if there was one",
     )
     parser.add_argument("tests", nargs="*", help="instead of unit and conformance tests")
     arguments = parser.parse_args()

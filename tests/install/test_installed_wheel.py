@@ -15,7 +15,7 @@ from headrace._native import describe_core
 from install.environments import ROOT, Environment, build, copy_sources, find_one, reuse_compiled_core
 from support.processes import Serving
 
-pytestmark = [pytest.mark.xdist_group("install"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("install"), pytest.mark.timeout(1200)]
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 READ = """
 import headrace

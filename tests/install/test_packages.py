@@ -17,8 +17,21 @@ import pytest
 import headrace
 from install.environments import ROOT, build, copy_sources, find_one
 
-pytestmark = [pytest.mark.xdist_group("install"), pytest.mark.timeout(300)]
-EXTRAS = {"all", "azure", "bcrypt", "claims", "gcs", "nkeys", "read", "s3", "server", "spark"}
+pytestmark = [pytest.mark.xdist_group("install"), pytest.mark.timeout(600)]
+EXTRAS = {
+    "all",
+    "azure",
+    "bcrypt",
+    "claims",
+    "gcs",
+    "nkeys",
+    "read",
+    "s3",
+    "server",
+    "spark",
+    "sql",
+    "tables",
+}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from headrace.reader.blocking_connection import BlockingConnection, ConnectionFa
 DOMAIN = "BEHIND"
 _PREFIX = b"$JS.%s.API." % DOMAIN.encode()
 _GET = b"DIRECT.GET."
-_DEADLINE_S = 30.0
+_DEADLINE_S = 90.0
 
 
 class Behind:

@@ -17,16 +17,19 @@ from conformance.servers import nats_server_binary
 from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, ServerAddress
 from support.ports import free_port
 
-_DEADLINE_S = 60.0
+_DEADLINE_S = 120.0
 _PAUSE_S = 0.05
 
 
 class Node:
     """One server of a cluster."""
 
-    def __init__(self, name: str, folder: Path, routes: list[int], port: int, route: int) -> None:
+    def __init__(
+        self, name: str, folder: Path, routes: list[int], port: int, route: int, domain: str = ""
+    ) -> None:
         self.name = name
         self.port = port
+        self.leaf_port = free_port() if domain else 0
         self.is_stopped = False
         self._folder = folder
         self._command = [
@@ -35,11 +38,22 @@ class Node:
             *("--cluster_name", "tests", "--cluster", f"nats://127.0.0.1:{route}"),
             *("--routes", ",".join(f"nats://127.0.0.1:{each}" for each in routes)),
         ]
+        if domain:
+            folder.mkdir(parents=True, exist_ok=True)
+            config = folder / "node.conf"
+            config.write_text(
+                f"jetstream {{ domain: {domain} }}\nleafnodes {{ listen: '127.0.0.1:{self.leaf_port}' }}\n"
+            )
+            self._command += ["-c", str(config)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     @property
     def address(self) -> ServerAddress:
@@ -80,12 +94,12 @@ class Node:
 
 
 class Cluster:
-    """Several nodes with routes to each other."""
+    """Several nodes with routes to each other; with a JetStream domain they also accept leafnode connections."""
 
-    def __init__(self, folder: Path, size: int = 3) -> None:
+    def __init__(self, folder: Path, size: int = 3, domain: str = "") -> None:
         routes = [free_port() for _ in range(size)]
         self.nodes = [
-            Node(f"n{number}", folder / f"n{number}", routes, free_port(), route)
+            Node(f"n{number}", folder / f"n{number}", routes, free_port(), route, domain)
             for number, route in enumerate(routes, 1)
         ]
 
@@ -94,7 +108,7 @@ class Cluster:
             for node in self.nodes:
                 node.start()
             for node in self.nodes:
-                self._await_meta_leader(node)
+                self.await_meta_leader(node)
         except BaseException:
             self.close()
             raise
@@ -153,7 +167,7 @@ class Cluster:
         finally:
             link.close()
 
-    def _await_meta_leader(self, node: Node) -> None:
+    def await_meta_leader(self, node: Node) -> None:
         """Wait for a meta leader: a node replies to account info requests only if it knows one."""
         deadline = time.monotonic() + _DEADLINE_S
         while True:

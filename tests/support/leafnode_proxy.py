@@ -92,6 +92,8 @@ class _Pair:
         self._proxy = proxy
         self._sockets = (client, server)
         self._left: int | None = None  # bytes until the cut
+        self._pumps = len(self._sockets)  # threads that may still use the sockets
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         client, server = self._sockets
@@ -103,17 +105,23 @@ class _Pair:
         threading.Timer(0.2, self.end).start()
 
     def _pump(self, near: socket.socket, far: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                self._copy(near, far)
+        finally:
+            self.end()
+            self._close()
+
+    def _copy(self, near: socket.socket, far: socket.socket) -> None:
         held = b""
-        with contextlib.suppress(OSError):
-            while data := near.recv(CHUNK):
-                data, held = self._thinned(held + data)
-                if self._left is not None:
-                    data = data[: self._left]
-                    self._left -= len(data)
-                far.sendall(data)
-                if self._left is not None and self._left <= 0:
-                    break
-        self.end()
+        while data := near.recv(CHUNK):
+            data, held = self._thinned(held + data)
+            if self._left is not None:
+                data = data[: self._left]
+                self._left -= len(data)
+            far.sendall(data)
+            if self._left is not None and self._left <= 0:
+                return
 
     def _thinned(self, data: bytes) -> tuple[bytes, bytes]:
         """Return the complete operations that are not dropped, and the incomplete rest."""
@@ -122,7 +130,9 @@ class _Pair:
             end = stop + 2
             message = data.startswith(_MESSAGES, at)
             if message:
-                end += int(data[at:stop].split()[-1]) + 2
+                size = data[at:stop].split()[-1]
+                assert size.isdigit(), f"no size in {data[at:stop]!r}, after {data[max(0, at - 200) : at]!r}"
+                end += int(size) + 2
                 if end > len(data):
                     break
             if not (message and self._proxy.loses()):
@@ -131,8 +141,17 @@ class _Pair:
         return b"".join(kept), data[at:]
 
     def end(self) -> None:
+        """End the connection; the threads notice it and close the sockets."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            each.close()
         self._proxy.forget(self)
+
+    def _close(self) -> None:
+        """Close the sockets when no thread uses them any more: the system gives their numbers to other sockets."""
+        with self._lock:
+            self._pumps -= 1
+            if self._pumps:
+                return
+        for each in self._sockets:
+            each.close()

@@ -5,11 +5,15 @@ detect it.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import itertools
+import json
 import os
-import pickle
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -66,7 +70,7 @@ class Caught(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        return self.cause not in ("", "NOT CAUGHT") and not any(word in self.cause for word in BROKEN)
+        return not self.cause.startswith("NOT CAUGHT") and not any(word in self.cause for word in BROKEN)
 
 
 def hunt(mutant: Mutant) -> Caught:
@@ -83,20 +87,36 @@ def hunt(mutant: Mutant) -> Caught:
 
 
 def in_child(mutant: Mutant) -> Caught:
-    """Run `hunt` in a separate process, so that the patch does not outlast it."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
-        with os.fdopen(writing, "wb") as pipe:
-            pickle.dump(tuple(hunt(mutant)), pipe)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return Caught(*pickle.loads(said)) if said else Caught(0, 0.0, f"the process died: {status}")
+    """Run `hunt` in a new process, so that the patch does not outlast it.
+
+    Not a fork: a test process has threads of other tests, and a fork copies the locks they hold.
+    """
+    module = mutant.plant.__module__
+    if module == "__main__":
+        module = sys.modules[module].__spec__.name
+    command = [sys.executable, "-m", "support.mutation", module, mutant.plant.__name__]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            said, _ = child.communicate()
+        finally:
+            child.kill()
+            child.wait()
+        if not child.returncode:
+            return Caught(*json.loads(said.splitlines()[-1]))
+        errors.seek(0)
+        last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+    return Caught(0, 0.0, f"NOT CAUGHT: the process ended with {child.returncode}: {last}")
+
+
+def _hunt_by_name(module: str, plant: str) -> None:
+    """Run one hunt in this process and print how it ended."""
+    mutants: dict[str, Mutant] = importlib.import_module(module).MUTANTS
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
+    caught = hunt(next(mutant for mutant in mutants.values() if mutant.plant.__name__ == plant))
+    print("\n" + json.dumps(caught), flush=True)
+    os._exit(0)  # threads of a broken server may never end
 
 
 def main(mutants: dict[str, Mutant], names: list[str]) -> int:
@@ -113,3 +133,7 @@ def main(mutants: dict[str, Mutant], names: list[str]) -> int:
         + (f"; not caught: {alive}" if alive else "")
     )
     return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    _hunt_by_name(*sys.argv[1:])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from support.loop_stalls import find_stalls
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 120.0
 _LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
 
 
@@ -54,7 +54,10 @@ class Serving:
             time.sleep(0.005)
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal; after SIGSTOP, wait until the process is suspended."""
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitpid(self.process.pid, os.WUNTRACED)
 
     def ended(self) -> int:
         """Wait for the process to end; return its exit code."""

@@ -8,13 +8,15 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest import mock
 
 from headrace.broker import Accounts
 from headrace.config.options import ServerOptions
+from headrace.net import connection
 from headrace.net.listener import Listener
 from headrace.net.tls_context import make_server_context
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"protocol":0,"headers":true,"no_responders":true}\r\n'
 
 Start = Callable[..., Awaitable[Listener]]
@@ -22,7 +24,10 @@ Start = Callable[..., Awaitable[Listener]]
 
 @asynccontextmanager
 async def listeners() -> AsyncIterator[Start]:
-    """Listeners on free ports, stopped at the end; no state of their clients may remain then."""
+    """Listeners on free ports, stopped at the end; no state of their clients may remain then.
+
+    They send no PING before `ping_interval_s`, so that a slow test receives only what it waits for.
+    """
     running: list[Listener] = []
 
     async def begin(**settings: Any) -> Listener:
@@ -32,7 +37,8 @@ async def listeners() -> AsyncIterator[Start]:
         running.append(listener)
         return listener
 
-    yield begin
+    with mock.patch.object(connection, "FIRST_PING_S", 3600.0):
+        yield begin
     for listener in running:
         await listener.stop()
         assert listener.connections == {}

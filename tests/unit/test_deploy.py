@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 import headrace
+from headrace.archive.follower import FollowerStats
+from headrace.config.archive_options import ArchiveOptions
 from headrace.monitor import metrics as prometheus
 from support.certificates import make
 from support.processes import headrace as command
@@ -29,14 +31,19 @@ def expressions() -> list[str]:
 
 
 async def test_every_metric_that_is_watched_is_exported(tmp_path: Path) -> None:
-    async with headrace.Server(store_dir=tmp_path) as server:
+    archive = ArchiveOptions(f"file://{tmp_path / 'archive'}")
+    async with headrace.Server(store_dir=tmp_path / "data", archive=archive) as server:
         client = await nats.connect(server.url)
         js = client.jetstream()
         await js.add_stream(name="A", subjects=["a"])
         await js.add_stream(name="B", mirror=nats.js.api.StreamSource(name="A"))
         await js.add_consumer("A", durable_name="c", ack_policy="explicit")
         text = prometheus.render_metrics(server.stats(), server.accounts, "").decode()
+        assert server.archive is not None
+        text += prometheus.render_archive(server.archive.read_stats()).decode()
+        text += prometheus.render_standby(FollowerStats()).decode()
         await client.close()
+    text += prometheus.render_standby(FollowerStats()).decode()
     exported = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     for name in {name for expression in expressions() for name in _NAME.findall(expression)}:
         assert name in exported, name
@@ -44,7 +51,12 @@ async def test_every_metric_that_is_watched_is_exported(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is missing: apt-get install prometheus")
 def test_promtool_accepts_rules_and_their_tests() -> None:
-    for line in (["check", "rules", "headrace.rules.yml"], ["test", "rules", "headrace.rules.test.yml"]):
+    lines = [
+        line
+        for name in ("headrace", "tables")
+        for line in (["check", "rules", f"{name}.rules.yml"], ["test", "rules", f"{name}.rules.test.yml"])
+    ]
+    for line in lines:
         done = subprocess.run(["promtool", *line], cwd=DEPLOY, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 

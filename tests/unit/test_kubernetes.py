@@ -70,7 +70,14 @@ def test_all_ports_are_those_of_the_container() -> None:
     policies = [port for rule in MANIFESTS["networkpolicy"]["spec"]["ingress"] for port in rule["ports"]]
     endpoints = MANIFESTS["podmonitor"]["spec"]["podMetricsEndpoints"]
     assert {target["port"] for target in [*targets, *policies, *endpoints]} == set(PORTS)
-    assert {target["path"] for target in targets if "path" in target} == {"/healthz"}
+    assert {target["path"] for target in targets if "path" in target} == {"/varz"}
+
+
+def test_probes_fit_a_waiting_standby_too() -> None:
+    """It responds on the monitoring port, and must not get clients; a full disk is no reason for a restart."""
+    assert CONTAINER["startupProbe"]["httpGet"] == CONTAINER["livenessProbe"]["httpGet"]
+    assert CONTAINER["readinessProbe"]["tcpSocket"] == {"port": "client"}
+    assert "publishNotReadyAddresses" not in MANIFESTS["service"]["spec"]
 
 
 def test_what_is_mounted_exists() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.source_tree import SOURCE, list_nodes, parse_module
 
 #: What each part may import besides itself. All parts may import the leaves.
-LEAVES = {"errors", "durations", "clock", "code_probes", "deprecation", "os_files", ""}
+LEAVES = {"errors", "extras", "durations", "clock", "code_probes", "deprecation", "os_files", ""}
 BELOW: dict[str, set[str]] = {
     "_native": set(),
     "protocol": {"_native"},
@@ -21,11 +21,22 @@ BELOW: dict[str, set[str]] = {
     "config": {"protocol", "jetstream_api", "broker", "auth.nkeys", "auth.jwt"},
     "auth": {"protocol", "jetstream_api", "broker", "config"},
     "net": {"_native", "protocol", "storage", "jetstream_api", "broker", "config", "auth"},
-    "monitor": {"_native", "protocol", "storage", "jetstream_api", "broker", "config", "auth", "net"},
+    "monitor": {
+        *("_native", "protocol", "storage", "jetstream_api", "broker", "config", "auth", "net"),
+        "archive",  # it starts the archive, and shows how far it is behind
+    },
     "sim": {"_native", "protocol", "storage", "jetstream_api", "broker", "client", "claims"},
     "client": set(),
     "claims": {"client"},
+    # A backup reads the files of a store, and writes to the object stores of claims.
+    "backup": {"storage", "claims"},
+    # An archive follows the journals of stores; its bases are backups.
+    "archive": {"_native", "storage", "claims", "backup"},
+    # A move reads subjects and backups, and needs no other part of a server.
+    "migrate": {"client", "protocol"},
     "reader": {"_native", "protocol", "storage", "claims"},
+    # Tables are written from what the reader reads.
+    "tables": {"reader"},
     # The sink recognises rows in streams that transform subjects.
     "spark": {"_native", "client", "claims", "storage", "reader", "jetstream_api.subject_transform"},
 }
@@ -59,7 +70,7 @@ INSIDE: dict[str, list[str]] = {
         "account_imports",
     ],
     "net": [
-        "logs listen_socket turn_queue closed_transport",
+        "logs listen_socket loop_wakeup turn_queue closed_transport",
         "loop_watchdog offloop info startup_log timer_wheel tls_channel tls_context pid_files timer_driver virtual_time",
         "password_verifier",
         "listener_profile write_scheduler jetstream_setup",
@@ -75,23 +86,38 @@ INSIDE: dict[str, list[str]] = {
     ],
     "reader": [
         "batch_cast blocking_connection claim_fetch claim_reference_column json_scalars kv_rows option_values",
+        "subject_columns",
         "json_values option_aliases",
+        "json_columns",
         "options direct_get_decode",
         "stream_admin claim_inline snapshot_reader fingerprint",
-        "leader_reader claim_lease http_snapshot stream_names",
+        "leader_reader claim_lease http_snapshot stream_names queue_acker landed_table",
         "range_reader",
         "direct_get_reader pull_reader",
         "read_method",
         "partitions",
         "last_per_subject read_source",
         "backends row_mapper",
+        "table_union",
         "broker_sources offline_source",
         "open_source",
+    ],
+    "tables": [
+        "column_types bucket_columns synced_files rest_catalog",
+        "position config gap_finder",
+        "claim_rows",
+        "columns redaction",
+        "catalog data_files commits stream_range orphan_files",
+        "maintenance",
+        "worker inspection",
+        "maintenance_schedule",
+        "service",
+        "metrics",
     ],
     "spark": [
         "pyspark_compat svg_charts lag_metrics doctor idle_pause",
         "schema offsets",
-        "pushdown queue_acker claims query_rows stream_identity",
+        "pushdown claims query_rows stream_identity",
         "batch_reader write",
         "micro_batch_reader",
         "multi_stream_reader",
@@ -152,6 +178,7 @@ TWO_LAYERS = {
     *("KeyValue", "KeyValueReader"),  # the same
     *(
         "ConsumerConfig",
+        "DeadLetter",
         "StreamConfig",
         "StreamSource",
         "StreamConsumerSource",

@@ -10,6 +10,7 @@ import pytest
 
 from support.processes import serving
 
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
@@ -26,7 +27,7 @@ def run(folder: Path, code: str) -> str:
         [sys.executable, *program, str(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=folder,
         env=os.environ,
         check=False,

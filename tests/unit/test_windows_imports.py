@@ -67,7 +67,7 @@ def run_simulation(wanted: list[str]) -> dict[str, str]:
         [sys.executable, "-c", SIMULATION, json.dumps(wanted)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,7 @@ async def _run_demo(console: Console, folder: Path, *, keep_running: bool) -> in
     async with Server(folder / "store", http_port=-1) as server:
         context = DemoContext(server, folder)
         version_text = f"Headrace {__version__} (compatible with nats-server {COMPATIBLE_VERSION})"
-        console.print(f"{version_text} on {server.url}, web page on {server.monitor_url}\n")
+        console.print(f"{version_text}\nserver: {server.url}\nweb page: {server.monitor_url}\n")
         results = []
         for step in STEPS:
             console.print(f"[bold]{step.title}[/]: {step.description}")
@@ -48,9 +48,8 @@ async def _run_demo(console: Console, folder: Path, *, keep_running: bool) -> in
             console.print(f"   {results[-1].message}\n", markup=False)
         console.print(make_summary_table(results))
         if keep_running:
-            console.print(
-                f"\nThe server is still running: {server.url}, web page: {server.monitor_url}. Press Ctrl-C to stop it."
-            )
+            console.print("\nThe server is still running. Press Ctrl-C to stop it.")
+            console.print(f"server: {server.url}\nweb page: {server.monitor_url}")
             await server.wait_stopped()
     return 0 if all(result.status != "failed" for result in results) else 1
 

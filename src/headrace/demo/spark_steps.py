@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import shutil
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from headrace.demo.steps import DemoContext, Step, StepSkipped
 
 ROWS = 20_000
+_HOW_TO_GET_JAVA = "On Debian: apt-get install default-jre-headless; on macOS: brew install openjdk@17"
+#: How many characters of Spark's log a failure shows.
+_LOG_TAIL = 2000
 
 
 async def land_table(context: DemoContext) -> str:
-    if shutil.which("java") is None:
-        raise StepSkipped("Spark needs Java 17 or later; on Debian: apt-get install default-jre-headless")
+    from headrace.spark.doctor import CheckFailed, check_java
+
+    try:
+        check_java()
+    except CheckFailed as problem:
+        raise StepSkipped(f"{problem}. {_HOW_TO_GET_JAVA}") from None
     try:
         import pyspark  # noqa: F401
     except ImportError:
@@ -30,10 +39,30 @@ async def land_table(context: DemoContext) -> str:
         await asyncio.sleep(0.05)
     await client.close()
     # In a thread: Spark's tasks need the server, which runs in this event loop.
-    landed, landed_again, sums = await asyncio.to_thread(_land, context)
+    with _redirect_stderr(context.folder / "spark.log"):
+        landed, landed_again, sums = await asyncio.to_thread(_land, context)
     assert (landed, landed_again) == (ROWS, ROWS), (landed, landed_again)
     assert sums == ROWS * (ROWS - 1) // 2
     return f"landed {landed:,} messages in a Parquet table; landing again added no rows"
+
+
+@contextlib.contextmanager
+def _redirect_stderr(path: Path) -> Iterator[None]:
+    """Write what this process and its children print as errors into a file: Java prints a page of harmless warnings.
+
+    After an exception, print the end of the file.
+    """
+    original = os.dup(2)
+    with path.open("wb") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    except BaseException:
+        os.write(original, path.read_bytes()[-_LOG_TAIL:])
+        raise
+    finally:
+        os.dup2(original, 2)
+        os.close(original)
 
 
 def _land(context: DemoContext) -> tuple[int, int, int]:
@@ -59,6 +88,7 @@ def _make_session() -> Any:
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # where headrace is installed
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("headrace demo")
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
     settings["spark.ui.showConsoleProgress"] = "false"
@@ -67,4 +97,6 @@ def _make_session() -> Any:
     return builder.getOrCreate()
 
 
-STEPS = (Step("Spark", "a stream is landed in a table, exactly once", land_table),)
+STEPS = (
+    Step("Spark", "a stream is landed in a table, exactly once (Spark takes up to a minute)", land_table),
+)

@@ -10,6 +10,7 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client
+from rich.markup import escape
 from rich.table import Table
 
 from headrace.server import Server
@@ -64,7 +65,7 @@ async def run_step(step: Step, context: DemoContext) -> StepResult:
 def make_summary_table(results: Sequence[StepResult]) -> Table:
     colours = {"ok": "green", "skipped": "yellow", "failed": "red"}
     table = Table(title="Summary")
-    for column in ("", "step", "description", "result"):
+    for column in ("", "step", "result"):
         table.add_column(column)
     table.add_column("s", justify="right")
     for result in results:
@@ -72,8 +73,7 @@ def make_summary_table(results: Sequence[StepResult]) -> Table:
         table.add_row(
             f"[{colour}]{result.status}[/]",
             step.title,
-            step.description,
-            result.message,
+            escape(result.message),
             f"{result.duration_s:.1f}",
         )
     return table
