@@ -15,6 +15,8 @@ import time
 from typing import Self
 
 TIMEOUT_S = 90.0
+INTERRUPT_AGAIN_S = 5.0
+CTRL_C = "\x03"
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
 
 
@@ -52,6 +54,20 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._keys, keys.encode())
 
+    def interrupt(self, text: str) -> None:
+        """Press Ctrl-C, as often as necessary, until the screen has shown a text.
+
+        Python does not notice a signal that arrives after it has printed a prompt and before it waits for a key.
+        A person presses Ctrl-C again, and so does this.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
+        while text not in self.text:
+            self.press(CTRL_C)
+            again = time.monotonic() + INTERRUPT_AGAIN_S
+            assert again < deadline, f"{text!r} was not shown:\n{self.text}"
+            while text not in self.text and self._read(again - time.monotonic()):
+                pass
+
     def ended(self) -> int:
         """Return the exit code, after all output was read."""
         deadline = time.monotonic() + TIMEOUT_S
@@ -61,6 +77,17 @@ class Terminal:
         while self._read(0):
             pass
         return self.process.returncode
+
+    def interrupted(self) -> int:
+        """Press Ctrl-C, as often as necessary, until the command ends; return its exit code."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it goes on:\n{self.text}"
+            self.press(CTRL_C)
+            again = time.monotonic() + INTERRUPT_AGAIN_S
+            while self.process.poll() is None and time.monotonic() < again:
+                self._read(0.02)
+        return self.ended()
 
     def as_it_was(self) -> bool:
         """Return whether the terminal's mode is the original one."""

@@ -7,8 +7,6 @@ import pytest
 from cli.conftest import Headrace
 from cli.terminal import Terminal
 
-CTRL_C = "\x03"
-
 
 def test_help_is_drawn() -> None:
     with Terminal("--help") as terminal:
@@ -41,8 +39,7 @@ def test_ctrl_c_ends_cleanly(headrace: Headrace, name: str) -> None:
         terminal.expect(f"Subscribed to {name}.>")
         headrace("pub", f"{name}.1", "\x1b]0;mine now\x07\x1b[2Jhello")
         terminal.expect("hello")
-        terminal.press(CTRL_C)
-        assert terminal.ended() == 130
+        assert terminal.interrupted() == 130
         assert "Traceback" not in terminal.text
         # A payload cannot send control sequences to the terminal.
         assert "\\x1b]0;mine now\\x07\\x1b[2Jhello" in terminal.text
@@ -60,16 +57,14 @@ def test_a_payload_is_asked_for(headrace: Headrace, stream: str) -> None:
 def test_ctrl_c_instead_of_a_payload_ends_cleanly(headrace: Headrace, name: str) -> None:
     with Terminal("pub", name, url=headrace.url) as terminal:
         terminal.expect("Enter the payload")
-        terminal.press(CTRL_C)
-        assert terminal.ended() == 130
+        assert terminal.interrupted() == 130
         assert "Traceback" not in terminal.text
 
 
 def test_ctrl_c_at_a_question_changes_nothing(headrace: Headrace, stream: str) -> None:
     with Terminal("stream", "purge", stream, url=headrace.url) as terminal:
         terminal.expect("[y/N]")
-        terminal.press(CTRL_C)
-        assert terminal.ended() == 130
+        assert terminal.interrupted() == 130
         assert "Traceback" not in terminal.text
 
 
