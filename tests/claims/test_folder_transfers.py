@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,46 @@ async def test_an_upload_needs_only_one_thread(world: ClaimsHarness) -> None:
             }
             assert (await claims.consumer.read(await world.next(stream, "c"))).data == LARGE
         loop.set_default_executor(ThreadPoolExecutor())
+
+
+class SecondJobFirst(ThreadPoolExecutor):
+    """Starts its first job after the second one has ended, as a busy machine may do."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self._jobs = 0
+        self._second_ended = threading.Event()
+
+    def submit(self, job: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        self._jobs += 1
+        number = self._jobs
+
+        def run() -> Any:
+            if number == 1:
+                assert self._second_ended.wait(TIMEOUT_S)
+            try:
+                return job(*arguments, **options)
+            finally:
+                if number == 2:
+                    self._second_ended.set()
+
+        return super().submit(run)
+
+
+async def test_an_upload_whose_writer_hashes_is_registered(world: ClaimsHarness) -> None:
+    """The thread that should hash comes too late: the one that writes hashes, and ends first."""
+    stream = await world.stream()
+    claims = await world.claims(objects=FolderStore(world.folder, "claims", sync=False))
+    await claims.producer.publish(f"{stream}.a", LARGE)  # makes folders and connections
+    loop = asyncio.get_running_loop()
+    with SecondJobFirst() as executor:
+        loop.set_default_executor(executor)
+        async with asyncio.timeout(TIMEOUT_S):
+            published = await claims.producer.publish(f"{stream}.a", LARGE)
+        loop.set_default_executor(ThreadPoolExecutor())
+    assert published.reference is not None
+    assert published.reference.checksum == hashlib.sha256(LARGE).hexdigest()
+    assert len([entry async for page in claims.registry.scan(world.name) for entry in page]) == 2
 
 
 async def test_a_cancelled_upload_leaves_no_thread_waiting(world: ClaimsHarness) -> None:

@@ -134,8 +134,9 @@ class UploadAttempt:
         async def store() -> None:
             try:
                 await self._put(data, replace(claim.attributes, make_metadata=make_metadata))
-            finally:
-                hashing.cancel()
+            except BaseException:
+                hashing.cancel()  # after a success the record still waits for it, although the checksum is known
+                raise
 
         async def register() -> ClaimEntry:
             await hashing
