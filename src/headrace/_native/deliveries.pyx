@@ -15,12 +15,14 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy
 
+from headrace._native.protocol_words cimport parse_number
 from headrace._native.record_layout cimport Record, digits, put, read
 
 cdef enum:
     NUMBERS = 96  # enough for four numbers of at most 20 digits, and dots
     LINE = 64  # enough for a control line without subject, sid and reply
     ROOM = 4096  # minimum growth of an output
+    NUMBER_DIGITS_MAX = 19
 
 
 cdef struct Output:
@@ -284,19 +286,6 @@ def encode_leafnode_run(bytes to not None, view, seqs, Py_ssize_t at, Py_ssize_t
     return encoded, at - start, total
 
 
-cdef inline int64_t number(const char *at, const char *end) noexcept nogil:
-    """Parse a token of digits; -1 if it is none or needs more than 63 bits."""
-    cdef uint64_t value = 0
-    if at == end or end - at > 19:
-        return -1
-    while at < end:
-        if at[0] < 48 or at[0] > 57:
-            return -1
-        value = value * 10 + <uint64_t>(at[0] - 48)
-        at += 1
-    return <int64_t>value if value < (1ULL << 63) else -1
-
-
 def split_ack_subject(bytes subject not None):
     """Parse an ack subject: key, delivery count, stream sequence and consumer sequence.
 
@@ -325,9 +314,9 @@ def split_ack_subject(bytes subject not None):
         return None
     return (
         PyBytes_FromStringAndSize(start + 8, dots[names] - start - 8),
-        number(dots[names] + 1, dots[names + 1]),
-        number(dots[names + 1] + 1, dots[names + 2]),
-        number(dots[names + 2] + 1, dots[names + 3]),
+        parse_number(dots[names] + 1, dots[names + 1], NUMBER_DIGITS_MAX),
+        parse_number(dots[names + 1] + 1, dots[names + 2], NUMBER_DIGITS_MAX),
+        parse_number(dots[names + 2] + 1, dots[names + 3], NUMBER_DIGITS_MAX),
     )
 
 

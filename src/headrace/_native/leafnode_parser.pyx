@@ -15,7 +15,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp
 
-from headrace._native.protocol_words cimport Span, is_well_formed, split
+from headrace._native.protocol_words cimport Span, asks_for_trace, is_well_formed, parse_number, split
 from headrace._native.record_layout cimport RECORD_HEADER, put, write_record_header
 
 from headrace._native.leafnode_parser_pure import (
@@ -54,33 +54,9 @@ cdef struct Delivery:
     int64_t seq, consumer_seq, time_ns, num_pending
 
 
-cdef inline int64_t number(const char *at, const char *end, Py_ssize_t digits_max) noexcept nogil:
-    """Return the value of at most `digits_max` digits; -1 if it is none or needs more than 63 bits."""
-    cdef uint64_t value = 0
-    if at >= end or end - at > digits_max:
-        return -1
-    while at < end:
-        if at[0] < 48 or at[0] > 57:
-            return -1
-        value = value * 10 + <uint64_t>(at[0] - 48)
-        at += 1
-    return <int64_t>value if value < (1ULL << 63) else -1
-
-
 cdef inline bint is_storable_subject(const char *at, const char *end) noexcept nogil:
     """Return whether no token between dots is empty and a record can have this subject."""
     return end - at <= SUBJECT_MAX and is_well_formed(at, end)
-
-
-cdef inline bint asks_for_trace(const char *header, Py_ssize_t size) noexcept nogil:
-    """Return whether a header block contains `Nats-Trace-Dest`; its capital D is rare, so this is one fast search."""
-    cdef const char *end = header + size
-    cdef const char *at = <const char *>memchr(header, 68, size)
-    while at != NULL:
-        if at - header >= 11 and end - at >= 4 and memcmp(at - 11, b"Nats-Trace-Dest", 15) == 0:
-            return True
-        at = <const char *>memchr(at + 1, 68, end - at - 1)
-    return False
 
 
 cdef inline bint parse_delivery(Message *message, Delivery *delivery) noexcept nogil:
@@ -111,10 +87,10 @@ cdef inline bint parse_delivery(Message *message, Delivery *delivery) noexcept n
         return False
     delivery.prefix.at = message.reply.at
     delivery.prefix.size = dots[4] + 1 - message.reply.at
-    delivery.seq = number(dots[4] + 1, dots[5], NUMBER_DIGITS_MAX)
-    delivery.consumer_seq = number(dots[5] + 1, dots[6], NUMBER_DIGITS_MAX)
-    delivery.time_ns = number(dots[6] + 1, dots[7], NUMBER_DIGITS_MAX)
-    delivery.num_pending = number(at, mark, NUMBER_DIGITS_MAX)
+    delivery.seq = parse_number(dots[4] + 1, dots[5], NUMBER_DIGITS_MAX)
+    delivery.consumer_seq = parse_number(dots[5] + 1, dots[6], NUMBER_DIGITS_MAX)
+    delivery.time_ns = parse_number(dots[6] + 1, dots[7], NUMBER_DIGITS_MAX)
+    delivery.num_pending = parse_number(at, mark, NUMBER_DIGITS_MAX)
     delivery.subject.at = mark + 1
     delivery.subject.size = end - mark - 1
     return (
@@ -276,9 +252,9 @@ cdef class LeafnodeParser:
         cdef Message message
         cdef list args = None
         if count == fixed or count == fixed + 1:
-            total = number(words[count - 1].at, words[count - 1].at + words[count - 1].size, DIGITS_MAX)
+            total = parse_number(words[count - 1].at, words[count - 1].at + words[count - 1].size, DIGITS_MAX)
             if headed:
-                header_size = number(words[count - 2].at, words[count - 2].at + words[count - 2].size, DIGITS_MAX)
+                header_size = parse_number(words[count - 2].at, words[count - 2].at + words[count - 2].size, DIGITS_MAX)
             if not 0 <= header_size <= total:
                 raise ProtocolError(UNKNOWN)
         else:

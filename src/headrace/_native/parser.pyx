@@ -16,7 +16,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from headrace._native.protocol_words cimport Span, blank, is_well_formed, split
+from headrace._native.protocol_words cimport Span, asks_for_trace, blank, is_well_formed, split
 
 import os
 
@@ -105,17 +105,6 @@ cdef inline bint is_reserved_reply(const char *at, Py_ssize_t size) noexcept nog
         return True
     dot = <const char *>memchr(at + 4, 46, size - 4)
     return dot != NULL and at + size - dot > 5 and memcmp(dot, b".API.", 5) == 0
-
-
-cdef inline bint asks_for_trace(const char *header, Py_ssize_t size) noexcept nogil:
-    """Return whether a header block may contain `Nats-Trace-Dest`; its capital D is rare, so this is one fast search."""
-    cdef const char *end = header + size
-    cdef const char *at = <const char *>memchr(header, 68, size)
-    while at != NULL:
-        if at - header >= 11 and end - at >= 4 and memcmp(at - 11, b"Nats-Trace-Dest", 15) == 0:
-            return True
-        at = <const char *>memchr(at + 1, 68, end - at - 1)
-    return False
 
 
 cdef bint pattern_affects_key(const char *pattern, const char *pattern_end, const char *key, const char *key_end, int kind) noexcept nogil:

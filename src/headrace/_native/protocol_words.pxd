@@ -1,5 +1,8 @@
 # cython: language_level=3
-"""Words of protocol lines, shared by the parsers of clients and leafnodes; all inline, so there is nothing to link."""
+"""Words, numbers and headers of the protocol, for all modules that parse it; all inline, so there is nothing to link."""
+
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memchr, memcmp
 
 
 cdef struct Span:
@@ -40,3 +43,27 @@ cdef inline bint is_well_formed(const char *at, const char *end) noexcept nogil:
             empty = False
         at += 1
     return not empty
+
+
+cdef inline int64_t parse_number(const char *at, const char *end, Py_ssize_t digits_max) noexcept nogil:
+    """Return the value of at most `digits_max` digits; -1 if it is none or needs more than 63 bits."""
+    cdef uint64_t value = 0
+    if at >= end or end - at > digits_max:
+        return -1
+    while at < end:
+        if at[0] < 48 or at[0] > 57:
+            return -1
+        value = value * 10 + <uint64_t>(at[0] - 48)
+        at += 1
+    return <int64_t>value if value < (1ULL << 63) else -1
+
+
+cdef inline bint asks_for_trace(const char *header, Py_ssize_t size) noexcept nogil:
+    """Return whether a header block may contain `Nats-Trace-Dest`; its capital D is rare, so this is one fast search."""
+    cdef const char *end = header + size
+    cdef const char *at = <const char *>memchr(header, 68, size)
+    while at != NULL:
+        if at - header >= 11 and end - at >= 4 and memcmp(at - 11, b"Nats-Trace-Dest", 15) == 0:
+            return True
+        at = <const char *>memchr(at + 1, 68, end - at - 1)
+    return False
