@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, field
 from headrace.errors import DataLoss, TableError
 from headrace.reader.stream_admin import StreamInfo
 
+#: Properties with the position; `tables.position` writes them.
 SEQUENCE = "headrace.sequence"
-_STREAM = "headrace.stream"
-_IDENTITY = "headrace.stream-identity"
+STREAM = "headrace.stream"
+IDENTITY = "headrace.stream-identity"
 COMMIT_ID = "headrace.commit-id"
 #: Property: how the declared columns are made, as JSON.
 COLUMNS = "headrace.columns"
@@ -48,7 +49,7 @@ class LandedTable:
 
 def parse_landed_table(properties: Mapping[str, str | None], name: str) -> LandedTable | None:
     """Return what the properties record; None if `headrace table` did not write the table."""
-    seq, stream, identity = (properties.get(key) or "" for key in (SEQUENCE, _STREAM, _IDENTITY))
+    seq, stream, identity = (properties.get(key) or "" for key in (SEQUENCE, STREAM, IDENTITY))
     if not (seq.isdigit() and stream and identity):
         return None
     try:

@@ -1,9 +1,9 @@
 """The position of a table: up to which message of which stream it has the rows.
 
-Owns the position's form and where it is found. A commit writes it as properties of the table and in the summary of its
-snapshot. Invariant: the properties and the newest summary among the ancestors of the current snapshot agree; otherwise
-the table was rolled back or something else wrote it, and nothing may be appended. Snapshots without a position, such as
-those of a compaction, do not count: they change no rows. See ADR 94.
+Owns the position's form and where it is found; `reader.landed_table` has the names of its properties. A commit writes it
+as properties of the table and in the summary of its snapshot. Invariant: the properties and the newest summary among the
+ancestors of the current snapshot agree; otherwise the table was rolled back or something else wrote it, and nothing may
+be appended. Snapshots without a position, such as those of a compaction, do not count: they change no rows. See ADR 94.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.errors import PositionConflict, TableError
+from headrace.reader.landed_table import COMMIT_ID, IDENTITY, SEQUENCE, STREAM
 from headrace.tables.column_types import SEQUENCE_COLUMNS
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_SEQUENCE = "headrace.sequence"
-_STREAM = "headrace.stream"
-_IDENTITY = "headrace.stream-identity"
-_COMMIT_ID = "headrace.commit-id"
 _LAST_MESSAGE = "headrace.last-message"
 _LAST_MESSAGE_TEXT = re.compile(r"(\d+):(\d+)")
 #: Property only: when this program created the table, in milliseconds.
@@ -62,16 +59,16 @@ class TablePosition:
         return {
             # Written in any case: the property of an earlier commit must not remain.
             _LAST_MESSAGE: str(self.last_message or "unknown"),
-            _SEQUENCE: str(self.seq),
-            _STREAM: self.stream,
-            _IDENTITY: self.identity,
-            _COMMIT_ID: self.commit_id,
+            SEQUENCE: str(self.seq),
+            STREAM: self.stream,
+            IDENTITY: self.identity,
+            COMMIT_ID: self.commit_id,
         }
 
 
 def parse_position(properties: Mapping[str, str | None]) -> TablePosition | None:
     """Return the position in properties or in a summary; None if there is none."""
-    values = [properties.get(name) for name in (_SEQUENCE, _STREAM, _IDENTITY, _COMMIT_ID)]
+    values = [properties.get(name) for name in (SEQUENCE, STREAM, IDENTITY, COMMIT_ID)]
     if not any(values):
         return None
     seq, stream, identity, commit_id = (value or "" for value in values)
