@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup run demo demo-java test test-fast test-pythons test-lowest test-deploy test-image test-cluster docs check format bench ab crash sim fuzz sanitize hostile stalls soak soak-readers spark-kills move-kills move-load table-kills table-spark archive-kills archive-bench edge test-sparks mutants conformance-natspy conformance-faststream conformance-examples parts image-parts java clean
 
 help: ## list the targets
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
 setup: $(KERNEL) ## create a virtual environment in .venv with all dependencies
 
@@ -43,7 +43,7 @@ $(AZURITE):
 run: setup ## run the server on 127.0.0.1:4222 with data in ./data (more flags: ARGS='-p 4333')
 	$(BIN)/headrace serve -js -sd data $(ARGS)
 
-demo: setup demo-java ## demonstrate all features, then keep the server running (ARGS=--exit: stop it)
+demo: setup demo-java ## show streams, keys, claims and Spark in two to three minutes, then keep the server running (ARGS=--exit: stop it)
 	$(BIN)/python -m headrace.demo $(ARGS)
 
 # The demo uses Spark, which needs Java; without it the demo skips that step.
@@ -71,13 +71,13 @@ test: setup $(PARTS_NEEDED) ## run the tests required for a change (select: ARGS
 test-fast: setup ## run the unit tests: about a minute, without Java, npm or a browser (select: ARGS='-k name')
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/unit $(ARGS)
 
-test-pythons: setup ## build a wheel for each Python 3.11 to 3.14, install it without a compiler, run unit and conformance tests on it (ARGS='--only 3.14')
+test-pythons: setup ## run unit and conformance tests on a wheel for each Python 3.11 to 3.14 (ARGS='--only 3.14')
 	PYTHONPATH=tests $(BIN)/python -m install.run_pythons $(ARGS)
 
-test-lowest: setup ## run unit and conformance tests with the lowest versions of all dependencies that the metadata allow
+test-lowest: setup ## run unit and conformance tests with the lowest allowed versions of all dependencies
 	PYTHONPATH=tests $(BIN)/python -m install.run_pythons --lowest $(ARGS)
 
-test-cluster: setup $(AZURITE) ## run the tests of client and claims on a cluster of three nats-servers with three replicas (select: ARGS='tests/conformance/test_client_kv.py')
+test-cluster: setup $(AZURITE) ## run the tests of client and claims on a cluster of three nats-servers (select: ARGS='tests/conformance/test_client_kv.py')
 	HEADRACE_TARGET=cluster $(BIN)/python -m pytest -q $(or $(ARGS),$(CLUSTER_TESTS))
 
 test-deploy: setup ## check the Kubernetes manifests and the GitHub workflows against their JSON schemas
@@ -85,8 +85,8 @@ test-deploy: setup ## check the Kubernetes manifests and the GitHub workflows ag
 	$(SCHEMAS)/bin/kubernetes-validate --strict deploy/kubernetes/configmap.yaml deploy/kubernetes/networkpolicy.yaml deploy/kubernetes/service.yaml deploy/kubernetes/statefulset.yaml
 	$(SCHEMAS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
-# Root is needed for chroot and namespaces. The tests run in namespaces of their own: nothing stays mounted or running.
-test-image: image-parts setup ## build the container image's root file system as deploy/Dockerfile says, without a container engine, and run it: as root, with debootstrap (ARGS='-k pod')
+# Root is needed for debootstrap, chroot and namespaces. The tests run in namespaces of their own: nothing stays mounted or running.
+test-image: image-parts setup ## build the container image as deploy/Dockerfile says, and run it: as root, without a container engine (ARGS='-k pod')
 	@mkdir -p out
 	PYTHONPATH=tests $(BIN)/python -m image.build out/image >out/image.log 2>&1 || { tail -20 out/image.log; exit 1; }
 	HEADRACE_IMAGE=out/image unshare --mount --net --pid --fork --kill-child --mount-proc sh -c 'ip link set lo up && exec "$$@"' sh \
@@ -118,7 +118,7 @@ crash: setup ## test two million crash points, and corruption of every byte of a
 	$(BIN)/python -m tests.crash.enumerate_crash_points --jobs 2 $(ARGS)
 	$(BIN)/python -m tests.crash.enumerate_bit_rot --jobs 2
 
-sim: setup ## run simulations by seed, servers (SEEDS=20000), claims (CLAIM_SEEDS=1000), two brokers and an archive (TWO_BROKER_SEEDS=1000); check that every code probe was hit
+sim: setup ## simulate servers (SEEDS=20000), claims (CLAIM_SEEDS=1000), and two brokers with an archive (TWO_BROKER_SEEDS=1000)
 	$(BIN)/python -m tests.sim.run_simulations 0 $(or $(SEEDS),20000) --jobs 2
 	$(BIN)/python -m tests.sim.run_claim_simulations 0 $(or $(CLAIM_SEEDS),1000) --jobs 2
 	$(BIN)/python -m tests.sim.run_two_brokers 0 $(or $(TWO_BROKER_SEEDS),1000) --jobs 2
@@ -129,7 +129,7 @@ fuzz: setup ## fuzz with malformed input by seed, continuing from out/fuzz.json 
 sanitize: setup ## run the compiled core under AddressSanitizer and UBSan: unit tests, then malformed input (MINUTES=10)
 	$(BIN)/python bench/sanitize.py --minutes $(or $(MINUTES),10) $(ARGS)
 
-stalls: setup ## how long other clients wait during expensive operations, compared with nats-server; ARGS="--only NAME"
+stalls: setup ## measure how long other clients wait during expensive operations, compared with nats-server (ARGS='--only NAME')
 	cd bench && ../$(BIN)/python stalls.py $(ARGS)
 
 hostile: setup ## attack a real server, and measure the latency of other clients meanwhile (ARGS='--only slow --scale 0.2')
@@ -141,16 +141,16 @@ soak: setup ## run a mixed load at half of the peak; check for leaks and lost me
 soak-readers: setup ## read pinned snapshots from another process for a minute while the store is written at full speed
 	$(BIN)/python -m tests.crash.snapshot_load $(ARGS)
 
-spark-kills: setup java ## kill executors, drivers, Python workers and servers under Spark queries; each row must be written once: an hour (ROUNDS=200; select: ARGS='--only join,staged,driver')
+spark-kills: setup java ## kill processes under Spark queries; each row must be written once: an hour (ROUNDS=200; select: ARGS='--only join,staged,driver')
 	$(BIN)/python bench/spark_kills.py --rounds $(or $(ROUNDS),200) $(ARGS)
 
-move-load: setup ## move a million messages with their programs, claims and a Spark query to a cluster and back; nothing may be lost (ARGS='--messages 50000')
+move-load: setup ## move a million messages to a cluster and back under load; nothing may be lost (ARGS='--messages 50000')
 	$(BIN)/python bench/move_load.py $(ARGS)
 
-move-kills: setup ## move streams to a cluster and back while the tool, the server or a node is killed in each move; nothing may be lost (ROUNDS=50)
+move-kills: setup ## move streams to a cluster and back, and kill the tool, the server or a node in each move; nothing may be lost (ROUNDS=50)
 	$(BIN)/python bench/move_kills.py --rounds $(or $(ROUNDS),50) $(ARGS)
 
-table-kills: setup ## kill workers of an Iceberg table, the broker and the object store; each message must be in the table once (ROUNDS=500; ARGS='--plant rest')
+table-kills: setup ## kill workers of an Iceberg table, broker and object store; each message must be there once (ROUNDS=500; ARGS='--plant rest')
 	$(BIN)/python bench/table_kills.py --rounds $(or $(ROUNDS),500) $(ARGS)
 
 table-spark: setup java ## read an Iceberg table with Spark 4.1 while it is written, compact it, and compare
@@ -162,7 +162,7 @@ archive-kills: setup ## kill and suspend servers with ack: remote beside a stand
 archive-bench: setup ## compare ack: remote with a replicated stream of three nats-servers (ARGS='remote --targets seaweed')
 	$(BIN)/python bench/archive.py $(or $(ARGS),remote)
 
-edge: setup ## run Headrace at sites, leafnodes of a cluster over networks with 50 kbit/s and 600 ms that break; copies must equal the sites' histories: an hour (MINUTES=60, SITES=8; replay: ARGS='--seed 2')
+edge: setup ## collect streams from sites over slow networks that break; copies must equal the sites' histories (MINUTES=60, SITES=8; replay: ARGS='--seed 2')
 	$(BIN)/python bench/edge.py --minutes $(or $(MINUTES),60) --sites $(or $(SITES),8) $(ARGS)
 
 mutants: setup ## plant bugs in store, broker, claims and settings, one at a time; each must make a test fail
@@ -175,13 +175,14 @@ mutants: setup ## plant bugs in store, broker, claims and settings, one at a tim
 	PYTHONPATH=tests $(BIN)/python -m tests.claims.mutants
 	PYTHONPATH=tests $(BIN)/python -m tests.unit.mutants
 
-conformance-natspy: setup ## run the test suites of nats.py and orbit.py against Headrace (ARGS='--suite PATH --orbit PATH --python PYTHON': checkouts, and a Python with their test packages)
+# `--suite` and `--orbit` are checkouts; `--python` is a Python with the packages that these tests or examples need.
+conformance-natspy: setup ## run the tests of nats.py and orbit.py against Headrace (ARGS='--suite PATH --orbit PATH --python PYTHON')
 	$(BIN)/python bench/natspy.py $(ARGS)
 
-conformance-faststream: setup ## run FastStream's tests for NATS against Headrace (ARGS='--suite PATH --python PYTHON': a checkout, and a Python with its test packages)
+conformance-faststream: setup ## run FastStream's tests for NATS against Headrace (ARGS='--suite PATH --python PYTHON')
 	$(BIN)/python bench/faststream.py $(ARGS)
 
-conformance-examples: setup ## run the published examples of FastStream and taskiq-nats against Headrace (ARGS as above; the Python has faststream[nats,cli] and taskiq-nats)
+conformance-examples: setup ## run the examples of FastStream and taskiq-nats against Headrace (ARGS='--suite PATH --python PYTHON')
 	$(BIN)/python bench/examples.py $(ARGS)
 
 # Debian packages that tests use, as "package:command". Tests that need a missing one are skipped or fail.
