@@ -103,6 +103,7 @@ def test_what_cannot_be_exported(headrace: Headrace, orders: str, tmp_path: Path
     headrace("export", orders, tmp_path / "a.csv", "--since", "soon", code=2)
     assert "'soon' is not a time" in headrace.error
     headrace("export", orders, tmp_path / "no" / "a.csv", code=3)
+    assert f"{tmp_path / 'no'}: no such" in headrace.error
     headrace("export", orders, tmp_path / "a.csv", "--nkey", tmp_path / "seed", code=5)
     (tmp_path / "a.csv").write_text("mine")
     headrace("export", orders, tmp_path / "a.csv", code=2)

@@ -151,7 +151,7 @@ def _exit_code_for(error: object) -> int:
 
 def _from_system_error(error: Exception) -> CliError:
     if isinstance(error, FileNotFoundError):
-        return CliError(f"{error.filename}: no such file", NOT_FOUND)
+        return CliError(f"{error.filename}: no such file or folder", NOT_FOUND)
     if isinstance(error, ConnectionError):
         return CliError(f"the connection was lost: {error}", NO_CONNECTION)
     if isinstance(error, OSError):

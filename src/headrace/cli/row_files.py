@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import json
 import os
 import secrets
@@ -59,6 +60,8 @@ def make_writer(file_format: str, file: IO[bytes], schema: pa.Schema) -> RowWrit
 @contextmanager
 def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that gets its name when the block ends without an error, and is removed otherwise."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with partial.open("xb") as file:

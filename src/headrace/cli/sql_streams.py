@@ -28,6 +28,8 @@ MACROS = (
     "create macro header(headers, name) as headers[name][1]",
 )
 _RESULT_ROWS = 8192
+#: Advice of DuckDB that names one of its system tables, which never helps.
+_OWN_TABLE_ADVICE = re.compile(r'\nDid you mean "(?:pg_|duckdb_|sqlite_|pragma_)\w*"\?')
 
 
 @dataclass(frozen=True)
@@ -196,5 +198,6 @@ def choose_streams(streams: Iterable[str], statement: str) -> list[str]:
 
 
 def _shorten(error: BaseException) -> str:
-    """Return an error without the traceback that DuckDB adds for Python code."""
-    return str(error).partition(" Detail: Python exception")[0].strip()
+    """Return an error without the traceback that DuckDB adds for Python code, and without names of its own tables."""
+    text = str(error).partition(" Detail: Python exception")[0]
+    return _OWN_TABLE_ADVICE.sub("", text).strip()

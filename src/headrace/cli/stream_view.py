@@ -139,7 +139,7 @@ async def find(
         return found
 
     if not await stream_scan.run_blocking(session, work):
-        raise CliError(f"no such message in {stream}, of {scan_range.length:,} sequences", NOT_FOUND)
+        raise CliError(f"no such message in {stream}; sequences searched: {scan_range.length:,}", NOT_FOUND)
 
 
 def _iter_matches(

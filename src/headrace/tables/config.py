@@ -176,8 +176,13 @@ def check_table(name: str, config: TableConfig, where: str) -> TableConfig:
     config = msgspec.structs.replace(config, stream=config.stream or stream)
     checks: list[tuple[str, Any, bool, str]] = [
         ("stream", config.stream, bool(_STREAM.fullmatch(config.stream)), "a stream name"),
-        ("table", config.table, bool(_TABLE.fullmatch(config.table)), "a namespace and a name: shop.orders"),
-        ("catalog", config.catalog, "://" in config.catalog, "a URL: sqlite:///lake/catalog.db"),
+        (
+            "table",
+            config.table,
+            bool(_TABLE.fullmatch(config.table)),
+            "a namespace and a name, such as shop.orders",
+        ),
+        ("catalog", config.catalog, "://" in config.catalog, "a URL, such as sqlite:///lake/catalog.db"),
         ("on_gap", config.on_gap, config.on_gap in ("stop", "continue"), "stop or continue"),
         ("payload", config.payload, config.payload in ("raw", "json"), "raw or json"),
         ("claims", config.claims, config.claims in ("", "reference", "inline"), "reference or inline"),
