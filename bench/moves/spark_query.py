@@ -1,4 +1,4 @@
-"""A running Spark query that reads a stream, and goes on where the stream is after a move, with the same checkpoint.
+"""A running Spark query that reads a stream, and continues where the stream is after a move, with the same checkpoint.
 
     python bench/moves/spark_query.py STREAM FOLDER
 

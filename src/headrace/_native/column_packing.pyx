@@ -171,7 +171,7 @@ def is_packed_column(bytes data not None, Py_ssize_t rows):
 
 
 def unpack_column(bytes data not None, Py_ssize_t rows):
-    """Return the values of a column as an array of u64; raise ValueError if the bytes are none of this many rows."""
+    """Return the values of a column as an array of u64; raise ValueError if they are not a column of this many rows."""
     cdef Packed column
     cdef Py_ssize_t i
     if not is_packed_column(data, rows):

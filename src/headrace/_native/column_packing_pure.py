@@ -104,7 +104,7 @@ def is_packed_column(data: bytes, rows: int) -> bool:
 
 
 def unpack_column(data: bytes, rows: int) -> Values:
-    """Return the values of a column as an array of u64; raise ValueError if the bytes are none of this many rows."""
+    """Return the values of a column as an array of u64; raise ValueError if they are not a column of this many rows."""
     if not is_packed_column(data, rows):
         raise ValueError("the bytes are no packed column of this many rows")
     if rows and len(data) == _HEAD.size:

@@ -241,7 +241,7 @@ class Follower:
         return FileReuse(self._former.folder) if self._former is not None else None
 
     async def _finish_build(self) -> None:
-        """Continue with the newer copy when it is complete; without it, the present one goes on."""
+        """Continue with the newer copy if it was completed, otherwise with the present one."""
         present = self._replica
         if not self._builder.is_done:
             return

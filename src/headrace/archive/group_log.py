@@ -44,7 +44,7 @@ class GroupLog:
         self.server = server
 
     async def read(self, number: int) -> Group | None:
-        """Return a group; None if there is none of this number."""
+        """Return a group; None if there is none with this number."""
         data = await self._target.read_any(log_key(number))
         return None if data is None else decode_group(data, self.server, number)
 
@@ -119,7 +119,7 @@ class GroupLog:
             if await self._target.replace_version(FLOOR_KEY, msgspec.json.encode(raised), version):
                 return raised
         raise ObjectStoreError(
-            f"{FLOOR_KEY} of {self._target.name} cannot be replaced: others replace it all the time"
+            f"{FLOOR_KEY} of {self._target.name} cannot be replaced: other processes keep replacing it"
         )
 
     async def find_last(self) -> int:
@@ -146,7 +146,7 @@ class GroupLog:
                 floor = max((record.group for _, record in bases.list_backups()), default=0)
                 if floor <= last:
                     return last, highest
-            low = floor  # a writer or a trimmer has gone on since, or the floor is too low
+            low = floor  # a writer or a trimmer has continued since, or the floor is too low
             last = await self._probe(max(low, last))
             highest = await self._find_highest(last)
         return last, last

@@ -198,7 +198,7 @@ async def _find_server(
     if first.has_data:
         raise ArchiveNotBegun(
             f"server {first.server} has data and begins the archive in {target.name}, but has not done so yet: start it. "
-            f"If that server is gone for good, remove the object `{FIRST_KEY}`"
+            f"If that server is lost, remove the object `{FIRST_KEY}`"
         )
     if not may_begin:
         raise ArchiveNotBegun(f"server {first.server} begins the archive in {target.name}")

@@ -1,7 +1,7 @@
 """The log of a target: numbered records of backups and prunes, each created only if its number is free.
 
 Owns which backups count and which objects are dead. Invariants: numbers have no gaps, and a record is never changed or
-removed; so a run that creates record n has seen all before it. An object that a prune names is dead for good: no later
+removed; so a run that creates record n has seen all before it. An object that a prune names stays dead: no later
 record names it. Listing finds the newest record sooner, but never decides: a create does. Must not know files.
 """
 
@@ -76,7 +76,7 @@ class BackupLog:
 
     @classmethod
     async def open_at(cls, target: BackupTarget, number: int) -> BackupLog:
-        """Read a record and those after it, in few requests; raise BackupDamaged if there is none of this number."""
+        """Read a record and those after it, in few requests; raise BackupDamaged if there is none with this number."""
         log = cls(target, is_lenient=True)
         log._first, log.last = number, number - 1
         await log.read_newer()

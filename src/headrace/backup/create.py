@@ -178,7 +178,7 @@ class BackupRun:
     def _find_stable(self, needed: NeededFiles, chunk: _Chunk) -> ObjectRef | None:
         """Return the object of a chunk that the newest backup has and that cannot have changed since.
 
-        The store must have gone on from that backup: a disk that was rolled back may have other bytes at the same place.
+        The store must descend from that backup: a disk that was rolled back may have other bytes at the same place.
         """
         if self._lineages.get(needed.store_id) not in needed.store.ancestors:
             return None

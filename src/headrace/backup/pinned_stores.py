@@ -42,7 +42,7 @@ class StoreFiles(Protocol):
 class SourceStore:
     """A store to back up. `checkpoint` 0: that of a stopped server, whose newest frame counts.
 
-    `lineage` is the token of its pin, `ancestors` are those of the pins that it has gone on from.
+    `lineage` is the token of its pin, `ancestors` are those of the pins that it descends from.
     """
 
     account: str

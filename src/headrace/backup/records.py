@@ -34,7 +34,7 @@ class ObjectRef(msgspec.Struct, frozen=True, array_like=True):
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     """A file of a store: its bytes are those of `chunks`, one after the other.
 
-    The first `stable` bytes are the same in all later backups of a store that has gone on from this one, if the file
+    The first `stable` bytes are the same in all later backups of a store that descends from this one, if the file
     exists.
     """
 

@@ -1,4 +1,4 @@
-"""Repeats a request without an answer: a lost connection must not hold up what follows for minutes.
+"""Repeats a request without an answer: a lost connection must not block the requests after it for minutes.
 
 Owns the timeout. Invariant: each attempt sends the same request, so that it does not matter which of them takes effect.
 Must not know targets.

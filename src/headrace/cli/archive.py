@@ -25,7 +25,7 @@ archive_app = typer.Typer(
 Result = TypeVar("Result")
 #: A restored state that is older than the moment by more than this gets a note.
 _FAR_NS = 60 * 1_000_000_000
-Url = Annotated[str, typer.Argument(help="The url of the archive: s3://, gs://, az://, file:// or nats://.")]
+Url = Annotated[str, typer.Argument(help="The URL of the archive: s3://, gs://, az://, file:// or nats://.")]
 Server = Annotated[
     str, typer.Option("--server-id", metavar="ID", help="Which server, if the archive has several.")
 ]

@@ -75,7 +75,7 @@ OPTIONS: dict[str, Any] = {
         _option(
             "--max-pending-per-subject",
             metavar="N",
-            help="Order per key: maximum unacknowledged messages of one subject; 1 keeps strict order, 0 none.",
+            help="Order per key: maximum unacknowledged messages of one subject; 1: strict order, 0: no order.",
         ),
     ],
     "key_tokens": Annotated[

@@ -231,7 +231,7 @@ class ProgressCallback(Protocol):
 
 
 def ask_next_page(position: str) -> bool:
-    """Return whether to go on: on a terminal Enter goes on and q ends; elsewhere there are no pages."""
+    """Return whether to continue: on a terminal Enter continues and q ends; elsewhere there are no pages."""
     if not (is_terminal() and sys.stdin.isatty()):
         return True
     answer = _read_line(f"-- {escape_control(position)}; Enter: next page, q: quit -- ")

@@ -1,7 +1,7 @@
 """Reads many messages of a stream with `headrace.read`, over the connection that the command line names.
 
 Owns the translation of connection options and of `--since` and `--until` into a range of sequences. Invariant: the range
-is fixed before the first row is read, so a command ends although publishers go on. Must not know what is done with rows.
+is fixed before the first row is read, so a command ends although publishers continue. Must not know what is done with rows.
 """
 
 from __future__ import annotations

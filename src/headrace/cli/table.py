@@ -134,7 +134,7 @@ def run(
 @table_app.command()
 @without_connection
 def check(config: ConfigFile = _DEFAULT_FILE) -> None:
-    """Check the file with the tables. Catalogs and streams are not asked."""
+    """Check the file with the tables, without contacting catalogs or servers."""
     from headrace.extras import require_extra
 
     require_extra("tables", "pyiceberg", "pyarrow", "yaml")

@@ -30,7 +30,7 @@ class PublisherOptions:
         if self.timeout_s <= 0:
             raise ValueError(f"timeout={self.timeout_s:g} is too short: use a positive number of seconds")
         if self.retry_for_s is not None and self.retry_for_s < 0:
-            raise ValueError(f"retry_for={self.retry_for_s:g} is negative: use 0 to send nothing again")
+            raise ValueError(f"retry_for={self.retry_for_s:g} is negative: use 0 for no retries")
 
     @property
     def actual_retry_for_s(self) -> float:

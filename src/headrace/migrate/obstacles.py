@@ -31,7 +31,7 @@ def find_obstacles(config: Mapping[str, Any]) -> Iterator[Obstacle]:
         )
     if config.get("allow_msg_schedules"):
         yield Obstacle(
-            "its schedules would go on firing on the old server",
+            "its schedules would continue to fire on the old server",
             "create a stream on the new server with --allow-schedules, and publish the schedules there",
         )
 

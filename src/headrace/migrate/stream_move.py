@@ -46,7 +46,7 @@ _BY_RESTORE = ("workqueue", "interest")
 
 
 class MoveFailed(HeadraceError):
-    """A move cannot start or go on; the message says what to do."""
+    """A move cannot start or continue; the message says what to do."""
 
 
 class StreamMove:

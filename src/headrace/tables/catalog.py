@@ -149,9 +149,7 @@ def evolve_table(catalog: Catalog, config: TableConfig) -> Table:
         except CommitFailedException:
             # Another worker may have added them.
             continue
-    raise TableError(
-        f"table {config.table}: its schema cannot be changed: other programs change it all the time"
-    )
+    raise TableError(f"table {config.table}: its schema cannot be changed: other programs keep changing it")
 
 
 def _describe_columns(config: TableConfig) -> str:
@@ -182,7 +180,7 @@ def _find_changes(table: Table, config: TableConfig) -> tuple[list[NestedField],
             widened.append(field)
         except ResolveError:
             _log.warning(
-                "table %s: column %r is %s, not %s as declared; values that are no %s go to _error",
+                "table %s: column %r is %s, not %s as declared; values that do not fit %s go to _error",
                 *(config.table, field.name, current, field.field_type, current),
             )
     return added, widened

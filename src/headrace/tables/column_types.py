@@ -64,7 +64,7 @@ def check_columns(names: Iterable[str], where: str) -> None:
     for name in names:
         if not _COLUMN.fullmatch(name) or name in _RESERVED:
             raise TableError(
-                f"{where}: {name!r} cannot be a column: use other letters, digits and _ than its own columns"
+                f"{where}: {name!r} cannot be a column: use letters, digits and _, and not a name that tables use themselves"
             )
         if name.lower() in seen:
             raise TableError(f"{where}: column {name!r} is declared twice")

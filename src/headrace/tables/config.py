@@ -87,7 +87,7 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def allows_gaps(self) -> bool:
-        """Whether messages may be removed before they are written; those of a bucket are replaced all the time."""
+        """Whether messages may be removed before they are written; a bucket replaces its messages all the time."""
         return self.on_gap == "continue" or bool(self.bucket)
 
     @property

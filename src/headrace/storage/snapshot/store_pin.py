@@ -40,7 +40,7 @@ UNLINKS_PER_STEP = 256
 class StorePin:
     """A pinned store: checkpoint `checkpoint` and the frames after it, up to `frame`.
 
-    `lineage` is the token of this pin; `ancestors` are those of pins before it that this store has gone on from.
+    `lineage` is the token of this pin; `ancestors` are those of earlier pins that this store descends from.
     `journal` has for each copied journal file its number and length; frames above `frame` in it do not count. `files` are
     the paths of everything in the pin.
     """
