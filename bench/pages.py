@@ -46,7 +46,7 @@ GOAL_RESPONSE_S, GOAL_PING_S = 0.050, 0.020
 
 
 def ping(port: int, longest_s: multiprocessing.Value, stop: multiprocessing.Event) -> None:
-    """Ping until stopped; `longest_s` has the longest wait since somebody set it to 0."""
+    """Ping until stopped; `longest_s` has the longest wait since it was set to 0."""
     connection = Connection(port)
     while not stop.is_set():
         start_s = time.perf_counter()

@@ -279,7 +279,7 @@ class KeyTable:
         self.passed = 0
 
     def remap(self, new_keys: Sequence[int] | Any, kept: Sequence[int] | Any) -> None:
-        """Give keys new numbers, and forget those that are not `kept`."""
+        """Give keys new numbers, and drop those that are not `kept`."""
         owners, firsts, order, passed = self._owners, self._firsts, list(self._ring), self.passed
         self.clear()
         self.passed = passed

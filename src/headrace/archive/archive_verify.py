@@ -54,7 +54,7 @@ async def find_servers(target: BackupTarget) -> list[int]:
 
 
 async def choose_server(target: BackupTarget, name: str) -> int:
-    """Return the server of this name in hexadecimal, or the only one of the target."""
+    """Return the server with this name (hexadecimal), or the only one of the target."""
     servers = await find_servers(target)
     if name:
         wanted = [each for each in servers if server_folder(each) == name]

@@ -41,7 +41,7 @@ class CopyBuilder:
 
     @property
     def may_start(self) -> bool:
-        """Whether no build is running, and none has failed just now."""
+        """Whether no build is running, and none has just failed."""
         return self._task is None and self._clock() >= self._retry_s
 
     @property
@@ -66,7 +66,7 @@ class CopyBuilder:
         return max(usable, default=newest)
 
     async def _open_log(self) -> BackupLog:
-        """Return the log of bases from that on which the newest group names, in few requests; or all of it."""
+        """Return the log of bases from the one that the newest group names, in few requests; or all of it."""
         bases = self._target.open_folder(BASE_FOLDER)
         announced = 0 if self._unusable else await self._read_announced()
         if announced:

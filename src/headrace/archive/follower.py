@@ -189,7 +189,7 @@ class Follower:
             header = replica.reader.header
             assert header is not None
             if header.epoch != epoch and epoch:
-                self._watch.restart()  # somebody has taken over just now
+                self._watch.restart()  # another server has just taken over
             self._announced = header.base[0]
             if replica.unsynced_bytes > SYNC_BYTES:
                 await replica.sync()

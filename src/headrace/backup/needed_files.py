@@ -1,4 +1,4 @@
-"""Finds the files, and the lengths of them, that a recovery of a store up to one frame reads.
+"""Finds the files, and how many bytes of each, that a recovery of a store up to one frame reads.
 
 Owns the question what belongs in a backup: a checkpoint with those that it refers to, the segments that they name up to
 their committed ends, and the frames after it. Caches are left out: recovery makes them again. Invariant: it only reads,

@@ -186,7 +186,7 @@ def read_restore_name(folder: Path) -> str:
 
 
 def _check_store(folder: Path, store: StoreEntry) -> None:
-    """Reject what no backup contains; the index has a checksum, so somebody wrote it like this."""
+    """Reject what no backup contains: the checksum of the index is correct, so this is not damage but a forgery."""
     if not (folder / store.folder).resolve().is_relative_to(folder.resolve()):
         raise BackupDamaged(f"the backup names a folder outside of the target: {store.folder}")
     for file in store.files:

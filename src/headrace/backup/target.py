@@ -69,7 +69,7 @@ class BackupTarget:
         raise BackupError(f"{self.name} refuses to create {key}, which does not exist")
 
     async def replace(self, key: str, data: bytes) -> None:
-        """Write an object, whether or not there is one of this name."""
+        """Write an object, whether or not there is one with this name."""
         await self._store.put(self._prefix + key, data, _ATTRIBUTES, replace=True)
 
     async def read_version(self, key: str) -> tuple[bytes, str] | None:
@@ -109,7 +109,7 @@ class BackupTarget:
         return getattr(self._store, "warning", "")
 
     async def has_key(self, key: str) -> bool:
-        """Return whether there is an object of this name."""
+        """Return whether there is an object with this name."""
         return await self._store.exists(self._prefix + key)
 
     async def list_folders(self, prefix: str = "") -> Sequence[str]:
@@ -144,7 +144,7 @@ class BackupTarget:
         return bytes(data)
 
     async def has(self, ref: ObjectRef) -> bool:
-        """Return whether there is an object of this name and length."""
+        """Return whether there is an object with this name and length."""
         try:
             return (await self._store.head(self._prefix + ref.key)).size == ref.length
         except ObjectMissing:
@@ -158,7 +158,7 @@ class BackupTarget:
                 yield ObjectInfo(info.key.removeprefix(self._prefix), info.size, info.modified_ns)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are no error."""
+        """Delete objects; missing ones are not errors."""
         await self._store.delete([self._prefix + key for key in keys])
 
     async def remove_partial_uploads(self, before_ns: int) -> None:

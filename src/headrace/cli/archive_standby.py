@@ -22,7 +22,7 @@ from headrace.archive.leader_record import KeeperThread, LeaderRecord
 from headrace.archive.server_leader import make_record
 from headrace.archive.standby_role import StandbyRole, find_role
 from headrace.backup.target import BackupTarget
-from headrace.cli.standby_end import StandbyEnd
+from headrace.cli.standby_handover import StandbyHandover
 from headrace.config.options import ServerOptions
 from headrace.errors import ArchiveError, ArchiveNotBegun, BackupError
 from headrace.monitor.metrics import render_standby
@@ -51,7 +51,7 @@ class ArchiveStandby:
         self._follower: Follower | None = None
         self._error = ""
 
-    async def wait(self, stop: asyncio.Event) -> StandbyEnd | None:
+    async def wait(self, stop: asyncio.Event) -> StandbyHandover | None:
         """Wait until this server may serve; return None if it is stopped before."""
         work = asyncio.ensure_future(self._run())
         stopped = asyncio.ensure_future(stop.wait())
@@ -64,7 +64,7 @@ class ArchiveStandby:
             return None
         return work.result()
 
-    async def _run(self) -> StandbyEnd:
+    async def _run(self) -> StandbyHandover:
         monitor = WaitingMonitor(
             self._options,
             self._log,
@@ -78,7 +78,7 @@ class ArchiveStandby:
             async with self._lock_home():
                 role = await self._retry(target)
                 if role.server is None:
-                    return StandbyEnd(time_floor_ns=role.time_ns)
+                    return StandbyHandover(time_floor_ns=role.time_ns)
                 self._report_lost(role)
                 return await self._follow(target, role)
         finally:
@@ -137,7 +137,7 @@ class ArchiveStandby:
                 "them was acknowledged with ack: remote"
             )
 
-    async def _follow(self, target: BackupTarget, role: StandbyRole) -> StandbyEnd:
+    async def _follow(self, target: BackupTarget, role: StandbyRole) -> StandbyHandover:
         assert role.server is not None
         folder = target.open_folder(server_folder(role.server))
         settings = FollowerSettings(
@@ -156,7 +156,7 @@ class ArchiveStandby:
             except BaseException:
                 keeper.stop()
                 raise
-            return StandbyEnd(keeper, takeover.time_ns)
+            return StandbyHandover(keeper, takeover.time_ns)
         finally:
             await follower.close()
 

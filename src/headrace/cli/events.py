@@ -47,7 +47,7 @@ async def events(
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """Parse an event; whatever else somebody publishes there is shown as it is."""
+    """Parse an event; return anything else that is published there as it is."""
     try:
         event = json.loads(data)
     except ValueError:

@@ -21,7 +21,7 @@ from headrace.auth.authenticator import Authenticator
 from headrace.cli.gc_tuning import PortionedGc
 from headrace.cli.malloc_tuning import tune_malloc
 from headrace.cli.serve_flags import USAGE, Action, CommandLine, UsageError, parse
-from headrace.cli.standby_end import StandbyEnd
+from headrace.cli.standby_handover import StandbyHandover
 from headrace.config.archive_options import REMOTE
 from headrace.config.options import OptionsError, ServerOptions
 from headrace.errors import ArchiveFenced, HeadraceError, StoreLocked
@@ -185,14 +185,14 @@ def _start_tables(options: ServerOptions, server: Server, log: Logger) -> TableP
 async def _start(configuration: Configuration, log: Logger, stop: asyncio.Event) -> Server | None:
     """Start the server; as a standby, when no other one serves. Return None if stopped before."""
     while True:
-        end = StandbyEnd()
+        handover = StandbyHandover()
         if configuration.options.standby:
             _install_signal_handlers(configuration.reload, stop.set, stop, log)
             waited = await _wait_as_standby(configuration.options, log, stop)
             if waited is None:
                 return None
-            end = waited
-        server = Server(options=configuration.options, log=log, time_floor_ns=end.time_floor_ns)
+            handover = waited
+        server = Server(options=configuration.options, log=log, time_floor_ns=handover.time_floor_ns)
         _install_signal_handlers(
             partial(_reload, server, log, configuration.command_line), server.begin_lame_duck, stop, log
         )
@@ -204,26 +204,28 @@ async def _start(configuration: Configuration, log: Logger, stop: asyncio.Event)
                 raise  # another standby was faster otherwise
             log.warn(f"Standby: {error}")
         finally:
-            end.stop()
+            handover.stop()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), RETRY_S)
             return None
 
 
-async def _wait_as_standby(options: ServerOptions, log: Logger, stop: asyncio.Event) -> StandbyEnd | None:
+async def _wait_as_standby(
+    options: ServerOptions, log: Logger, stop: asyncio.Event
+) -> StandbyHandover | None:
     """Wait until this server may serve; return None if it is stopped before."""
     from headrace.cli.standby import Standby
 
     if not await Standby(options, log).wait(stop):
         return None
     if options.archive is None:
-        return StandbyEnd()
+        return StandbyHandover()
     if options.archive.ack != REMOTE:
         log.warn(
             "Standby: the archive has ack: local, so this server does not follow it: it only waits for the lock of a shared "
             "volume. Set ack: remote for a standby with a disk of its own"
         )
-        return StandbyEnd()
+        return StandbyHandover()
     from headrace.cli.archive_standby import ArchiveStandby
 
     return await ArchiveStandby(options, log).wait(stop)

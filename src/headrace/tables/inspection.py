@@ -124,12 +124,12 @@ def list_history(table: Table) -> list[HistoryEntry]:
 
 
 def verify_table(table: Table, reader: StreamRangeReader) -> TableVerification:
-    """Check that no row is there twice, that none is above the position, and that no live message is missing."""
+    """Check that no row is there twice, none is above the position, and no live message is missing."""
     report = TableVerification()
     position = find_position(table)
     seqs = np.sort(_read_seqs(table))
     report.rows, report.seq = len(seqs), position.seq if position else 0
-    _add_problem(report, "rows are there more than once", seqs[1:][seqs[1:] == seqs[:-1]])
+    _add_problem(report, "sequences that occur more than once", seqs[1:][seqs[1:] == seqs[:-1]])
     _add_problem(report, "rows are above the position", seqs[seqs > report.seq])
     if position is not None:
         info = reader.get_info()

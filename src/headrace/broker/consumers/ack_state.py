@@ -122,7 +122,7 @@ class AckState(AckStateRecord):
         return self.ack_deadlines.last_deadline() if self.pending else 0
 
     def pop_due(self, now_ns: int, limit: int) -> list[int]:
-        """Return up to `limit` pending messages that were not acknowledged in time, and forget their deadlines."""
+        """Return up to `limit` pending messages that were not acknowledged in time, and drop their deadlines."""
         return self.ack_deadlines.pop_due(now_ns, self.pending, limit)
 
     def expire_all(self, now_ns: int) -> None:

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StandbyEnd:
-    """Why the wait has ended: the server starts now, and shows at least `time_floor_ns`.
+class StandbyHandover:
+    """The server starts now; its clock shows at least `time_floor_ns`.
 
-    After a takeover `keeper` renews the leader object until then.
+    After a takeover `keeper` renews the leader object until the server does.
     """
 
     keeper: KeeperThread | None = None
     time_floor_ns: int = 0
 
     def stop(self) -> None:
-        """Stop to renew: the server does it now, or could not start."""
+        """Stop renewing: the server does it now, or could not start."""
         if self.keeper is not None:
             self.keeper.stop()
