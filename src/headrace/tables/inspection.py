@@ -129,7 +129,7 @@ def verify_table(table: Table, reader: StreamRangeReader) -> TableVerification:
     position = find_position(table)
     seqs = np.sort(_read_seqs(table))
     report.rows, report.seq = len(seqs), position.seq if position else 0
-    _add_problem(report, "sequences that occur more than once", seqs[1:][seqs[1:] == seqs[:-1]])
+    _add_problem(report, "rows are duplicates", seqs[1:][seqs[1:] == seqs[:-1]])
     _add_problem(report, "rows are above the position", seqs[seqs > report.seq])
     if position is not None:
         info = reader.get_info()
