@@ -97,7 +97,7 @@ class ServerLeader:
         )
 
     async def stop(self, *, is_released: bool) -> None:
-        """Stop to renew the object. With `is_released` a standby need not wait: everything was sent."""
+        """Stop renewing the object. With `is_released` a standby need not wait: everything was sent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -38,7 +38,7 @@ class ObjectUsers:
                 self._backups.add(number)
 
     def remove(self, number: int, record: BackupRecord, index: BackupIndex) -> None:
-        """Count this backup no longer, if it was."""
+        """Stop counting this backup, if it was counted."""
         if number not in self._backups:
             return
         self._backups.remove(number)

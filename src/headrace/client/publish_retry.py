@@ -27,7 +27,7 @@ class _WaitingMessages:
 
 
 class Refusals:
-    """Messages that no stream could store: sent again after a pause, and failed in the end.
+    """Messages that no stream could store: retried after a pause, and failed when the time is over.
 
     `stream` is the only stream of the publisher; without it each subject may belong to another one.
     """

@@ -104,7 +104,7 @@ def get_pauses(infos: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 async def await_acks(server: JetStreamServer, stream: str, wait_s: float) -> None:
-    """Wait until no delivered message waits for its ack, at most so long."""
+    """Wait until no delivered message waits for its ack, for at most `wait_s`."""
     deadline_s = time.monotonic() + wait_s
     while time.monotonic() < deadline_s:
         if not any(info.get("num_ack_pending") for info in await list_durables(server, stream)):

@@ -96,7 +96,7 @@ class AccountQuota:
         self._reserved[config.storage] += max(config.max_bytes, 0) - max(old.max_bytes, 0)
 
     def remove_stream(self, config: StreamConfig, log: StreamLog) -> None:
-        """Count a stream no longer."""
+        """Stop counting a stream."""
         self._stored.remove(config.storage, log)
         self._reserved[config.storage] -= max(config.max_bytes, 0)
 

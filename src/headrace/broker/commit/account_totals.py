@@ -24,7 +24,7 @@ class AccountTotals:
         self.staged_batches.add(batch)
 
     def remove_batch(self, batch: Any) -> None:
-        """Count an atomic batch no longer: it is committed, or was abandoned."""
+        """Stop counting an atomic batch, which was committed or abandoned."""
         self.staged_batches.discard(batch)
 
     @property

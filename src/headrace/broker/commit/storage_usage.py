@@ -28,7 +28,7 @@ class StorageUsage:
         self._total[storage] += log.bytes
 
     def remove(self, storage: str, log: StreamLog) -> None:
-        """Count a log no longer, and refer to it no longer."""
+        """Stop counting a log, and drop the reference to it."""
         self._count_changes(storage)
         self._total[storage] -= self._log_bytes[storage].pop(log, 0)
 

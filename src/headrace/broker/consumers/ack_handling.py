@@ -81,7 +81,7 @@ class AckHandler:
         self.dead_letters.configure()
 
     def on_reset(self) -> None:
-        """Forget what was said about messages before the consumer was reset."""
+        """Clear the terminations from before a reset of the consumer."""
         self.dead_letters.forget_terminated()
 
     def close(self) -> None:

@@ -278,7 +278,7 @@ class AckState(AckStateRecord):
         return max(consumer_seq, self._floor_consumer), max(stream_seq, self._floor_stream)
 
     def drop_key_order(self) -> None:
-        """Stop to keep order per key, when nothing that was passed over is left.
+        """Stop keeping order per key when nothing that was passed over is left.
 
         Plain delivery needs both sequences of pending messages in ascending order. So a message gets the lowest consumer
         sequence of itself and those after it: the ack floor stays below all of them.

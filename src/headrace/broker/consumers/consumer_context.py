@@ -134,7 +134,7 @@ class AckContext(Protocol):
         """Apply any other acknowledgement."""
 
     def on_reset(self) -> None:
-        """Forget what was said about messages before the consumer was reset."""
+        """Clear the terminations from before a reset of the consumer."""
 
 
 class LoopContext(Protocol):

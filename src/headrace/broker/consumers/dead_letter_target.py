@@ -1,6 +1,6 @@
 """Finds the stream that stores the dead letters of a consumer, and says why it cannot.
 
-Dead letters must not come back to the consumer: `_find_loop` follows a dead letter through the dead letters, mirrors,
+Dead letters must not return to the consumer: `_find_loop` follows a dead letter through the dead letters, mirrors,
 sources and republishing of other streams of the account. Knows no messages.
 """
 
@@ -25,7 +25,7 @@ _PLACES_MAX = 1_000
 
 
 class _Place(NamedTuple):
-    """A stream that stores a dead letter, the subject there, and how it comes there."""
+    """A stream that stores a dead letter, the subject there, and how it gets there."""
 
     stream: Any
     subject: bytes
@@ -45,7 +45,7 @@ def find_capturing(router: SubjectRouter, subject: bytes) -> Any:
 
 
 def check_target(jetstream: ConsumerJetStream, stream: ConsumerStream, config: ConsumerConfig) -> None:
-    """Reject a configuration whose dead letters nobody would store, or not with the ack in one frame."""
+    """Reject a configuration whose dead letters no stream captures, or not in one frame with the ack."""
     if config.dead_letter is not None and (problem := find_target(jetstream, stream, config)[1]):
         raise invalid_config(problem)
 
@@ -78,7 +78,7 @@ def _find_problem(target: Any, stream: ConsumerStream, config: ConsumerConfig, s
 def _find_loop(
     jetstream: ConsumerJetStream, target: Any, stream: ConsumerStream, config: ConsumerConfig
 ) -> str:
-    """Return how dead letters of a consumer would come back to it through other streams; "" if they would not."""
+    """Return how dead letters of a consumer would return to it through other streams; "" if they would not."""
     assert config.dead_letter is not None
     subject = config.dead_letter.subject
     copies = _collect_copies(jetstream.streams)

@@ -59,7 +59,7 @@ class DeadLetterPublisher:
         self.published = self.failed = self.bytes_read = 0
 
     def configure(self) -> None:
-        """Follow a change of the consumer: dead letters of others may come to another end."""
+        """Follow a change of the configuration, which can change where dead letters of other consumers end up."""
         config = self._consumer.config
         if config.dead_letter is not None or self._had_target:
             self._totals.config_changes += 1
@@ -88,7 +88,7 @@ class DeadLetterPublisher:
         return True
 
     def forget_terminated(self) -> None:
-        """Forget what clients terminated: the consumer was reset, and nobody has terminated a message since."""
+        """Clear the terminated messages: the consumer was reset, and no client has terminated one since."""
         self._terminated.clear()
 
     def publish(self, seq: int, reason: str, deliveries: int, detail: bytes = b"") -> bool:

@@ -34,7 +34,7 @@ class InboundRoute(NamedTuple):
 
 
 class InboundSession(LeafnodeSender, Protocol):
-    """A leafnode connection, as far as the routes of its messages go."""
+    """What the routes of inbound messages need of a leafnode connection."""
 
     @property
     def router(self) -> SubjectRouter: ...

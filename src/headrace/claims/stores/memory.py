@@ -96,7 +96,7 @@ class MemoryStore:
         return data, hashlib.sha256(data).hexdigest()
 
     async def put_version(self, key: str, data: Chunk, version: str) -> None:
-        """Replace an object of this version."""
+        """Replace an object that still has this version."""
         if hashlib.sha256(self._get_object(key)[0]).hexdigest() != version:
             raise ObjectAlreadyExists(f"object {key!r} was replaced")
         await MemoryStore.put(self, key, data, StaticAttributes(), replace=True)

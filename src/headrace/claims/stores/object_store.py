@@ -166,7 +166,7 @@ class VersionedStore(Protocol):
         """Return an object's bytes and their version; raise `ObjectMissing` if there is none."""
 
     async def put_version(self, key: str, data: Chunk, version: str) -> None:
-        """Replace an object of this version; raise `ObjectAlreadyExists` or `ObjectMissing` if it has another one."""
+        """Replace an object that still has this version; raise `ObjectAlreadyExists` or `ObjectMissing` otherwise."""
 
 
 async def get_whole(store: ObjectStore, key: str, size: int) -> tuple[bytes, str] | None:

@@ -80,7 +80,7 @@ class CloudStore:
             )
 
     async def get_version(self, key: str) -> tuple[bytes, str]:
-        """Return an object with its version as the vendor tells it; implements `VersionedStore`."""
+        """Return an object with the version that the vendor reports; implements `VersionedStore`."""
         with map_errors(key):
             found = await obstore.get_async(self._client, key)
             meta = found.meta
@@ -88,7 +88,7 @@ class CloudStore:
             return bytes(await found.bytes_async()), json.dumps(known)
 
     async def put_version(self, key: str, data: Chunk, version: str) -> None:
-        """Replace an object of this version."""
+        """Replace an object that still has this version."""
         with map_errors(key):
             await obstore.put_async(self._client, key, data, mode=json.loads(version), use_multipart=False)
 

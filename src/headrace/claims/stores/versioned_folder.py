@@ -1,4 +1,4 @@
-"""A folder of objects of which one is replaced only if nobody else has replaced it since it was read.
+"""A folder of objects in which an object is replaced only if it has not changed since it was read.
 
 Owns the lock file in the system folder of the bucket. Invariant: between the comparison and the replacement no other
 process on this machine, or on a shared file system with locks, replaces an object in this way. The version of an object
