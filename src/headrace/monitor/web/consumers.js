@@ -49,7 +49,7 @@ export function consumers() {
 // ---- forms ----
 
 const settings = (config = {}) => [
-  { name: "filter_subjects", label: "Filter subjects", value: (config.filter_subjects ?? (config.filter_subject ? [config.filter_subject] : [])).join(" "), help: "Separated by blanks; empty: all" },
+  { name: "filter_subjects", label: "Filter subjects", value: (config.filter_subjects ?? (config.filter_subject ? [config.filter_subject] : [])).join(" "), help: "Separated by spaces; empty: all" },
   { name: "ack_wait", label: "Ack wait", value: durationText(config.ack_wait ?? 30e9), help: "When an unacknowledged message is delivered again" },
   { name: "max_deliver", label: "Max deliveries", value: config.max_deliver > 0 ? config.max_deliver : "", help: "Empty: no limit" },
   { name: "max_ack_pending", label: "Max ack pending", value: config.max_ack_pending > 0 ? config.max_ack_pending : "", help: "Empty: the server's default" },

@@ -57,7 +57,7 @@ const flagFields = (config = {}) => [
 
 async function createStream() {
   const values = await form("New stream", "", [
-    { name: "name", label: "Name", required: true }, { name: "subjects", label: "Subjects", required: true, help: "Separated by blanks, e.g. orders.>" },
+    { name: "name", label: "Name", required: true }, { name: "subjects", label: "Subjects", required: true, help: "Separated by spaces, e.g. orders.>" },
     { name: "description", label: "Description" }, { name: "retention", label: "Retention", type: "select", options: RETENTION, value: "limits" },
     { name: "storage", label: "Storage", type: "select", options: ["file", "memory"], value: "file" }, ...limitFields(), ...flagFields(),
   ], "Create");
