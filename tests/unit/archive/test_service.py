@@ -23,7 +23,7 @@ from headrace.archive.group_log import GroupLog
 from headrace.archive.group_writer import GroupWriter
 from headrace.archive.loop_source import LoopSource
 from headrace.archive.server_leader import ServerLeader
-from headrace.backup.target import open_target
+from headrace.backup.target import BackupTarget, open_target
 from headrace.claims.stores import ObjectStoreError
 from headrace.config.archive_options import ArchiveOptions
 from headrace.config.options import AccountOptions
@@ -280,8 +280,11 @@ async def test_a_store_that_does_not_answer_is_named_with_what_was_tried(
     async def hang(writer: GroupWriter, *arguments: object) -> None:
         await asyncio.Event().wait()
 
+    async def limit_what_follows(leader: ServerLeader, folder: BackupTarget) -> None:
+        monkeypatch.setattr(service_start, "START_TIMEOUT_S", 0.05)  # a folder that is slow has had its time
+
     monkeypatch.setattr(GroupWriter, "take_over", hang)
-    monkeypatch.setattr(service_start, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(ServerLeader, "check", limit_what_follows)
     with pytest.raises(
         ArchiveError, match=r"no answer within 0\.05 s while the server looked for the newest group"
     ):
