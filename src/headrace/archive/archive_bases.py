@@ -13,7 +13,7 @@ from headrace.archive.group_format import BASE_FOLDER
 from headrace.archive.group_log import GroupLog
 from headrace.archive.trimming import find_trim_plan, run_trim
 from headrace.backup.backup_log import BackupLog
-from headrace.backup.create import ArchivePoint, BackupRun, SentObjects
+from headrace.backup.create import CONCURRENCY, ArchivePoint, BackupRun, SentObjects
 from headrace.backup.needed_files import NeededFiles
 from headrace.backup.target import BackupTarget
 from headrace.errors import BackupDamaged
@@ -32,14 +32,20 @@ class ArchiveBases:
         self._sent: SentObjects = {}
         self.sent_bytes = 0
 
-    async def make(self, needed: list[NeededFiles], point: ArchivePoint, announced: int) -> int:
+    async def make(
+        self,
+        needed: list[NeededFiles],
+        point: ArchivePoint,
+        announced: int,
+        large_chunks_max: int = CONCURRENCY,
+    ) -> int:
         """Send a base; return the number of its record. `announced` is that of the base that the newest group names."""
         log = await self._open(announced)
         self._sent = {key: ref for key, ref in self._sent.items() if ref.key not in log.dead}
         log.forget_dropped()
         run = BackupRun(self._target, log, server=self._server_name, point=point, sent=self._sent)
         try:
-            await run.run(needed)
+            await run.run(needed, large_chunks_max)
         except BackupDamaged:
             self._log = None
             raise

@@ -21,10 +21,10 @@ from headrace.archive.journal_tail import FileExtent, JournalRun, JournalTail, P
 from headrace.archive.takeover_checks import NO_EARLIER_RUNS as NO_EARLIER_RUNS
 from headrace.archive.takeover_checks import EarlierRuns as EarlierRuns
 from headrace.archive.takeover_checks import check_last, check_length
-from headrace.backup.create import ArchivePoint
+from headrace.backup.create import CONCURRENCY, ArchivePoint
 from headrace.backup.needed_files import find_needed_files
 from headrace.backup.pinned_stores import SourceStore
-from headrace.backup.target import BackupTarget
+from headrace.backup.target import NO_LIMIT, BackupTarget
 from headrace.errors import ArchiveDamaged, ArchiveError, ArchiveFenced, BackupError
 from headrace.storage.format import is_large_block
 
@@ -32,6 +32,8 @@ from headrace.storage.format import is_large_block
 PART_BYTES = 8 << 20
 #: A base is made after this many bytes of groups.
 BASE_BYTES = 1 << 30
+#: Large chunks of a base that are sent at a time beside groups; with more, each group would take several times as long.
+LARGE_CHUNKS_MAX = 1
 #: Attempts to read the newest group at a start.
 ATTEMPTS_MAX = 50
 #: Timeout of one attempt to create an object. It doubles with each attempt: a large one needs more on a slow network.
@@ -281,6 +283,8 @@ class GroupWriter:
 
     def _find_part_bytes(self, runs: dict[int, JournalRun], heads: dict[int, int]) -> int:
         """Return the size of the bodies of parts: with a header, an object must not be too large for the store."""
+        if self._target.object_bytes_max >= NO_LIMIT:
+            return PART_BYTES
         header_bytes = len(encode_group(self._make_header(1, 1, runs, heads))) + HEADER_ROOM_BYTES
         room_bytes = self._target.object_bytes_max - header_bytes
         if room_bytes < HEADER_ROOM_BYTES:
@@ -358,7 +362,7 @@ class GroupWriter:
             if not {each.store_id for each in needed} <= known:
                 raise BackupError("an account was added while its server was pinned: try again")
             point = ArchivePoint(moment_ns, self.progress.epoch, group)
-            number = await self._bases.make(needed, point, self._base[0])
+            number = await self._bases.make(needed, point, self._base[0], self._large_chunks_max)
         finally:
             self.progress.base_sent_bytes = self._bases.sent_bytes
             await self._source.unpin()
@@ -369,6 +373,11 @@ class GroupWriter:
         self._announces_base = True
         self.progress.base_group, self.progress.base_ns = group, begun_ns
         self.progress.bases += 1
+
+    @property
+    def _large_chunks_max(self) -> int:
+        """The first base of an epoch is quick: nothing is covered before it is complete."""
+        return LARGE_CHUNKS_MAX if self._covered else CONCURRENCY
 
     async def check_fence(self) -> None:
         """Raise ArchiveFenced if another server has taken over; a group that is not sent yet would notice it later."""

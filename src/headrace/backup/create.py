@@ -38,6 +38,8 @@ from headrace.backup.target import BackupTarget
 from headrace.errors import BackupDamaged, BackupError
 
 CONCURRENCY = 8
+#: Chunks of at least this size are large: a request with one keeps others waiting.
+LARGE_CHUNK_BYTES = 1 << 20
 
 Progress = Callable[[int], None]
 #: Objects by SHA-256 and length.
@@ -99,10 +101,12 @@ class BackupRun:
         self._parents: dict[tuple[int, str], FileEntry] = {}
         self._lineages: dict[int, str] = {}  # of the stores in the newest backup
         self._sending: dict[str, asyncio.Future[ObjectRef]] = {}
+        self._large_chunks = asyncio.Semaphore(CONCURRENCY)
         self.sent_bytes = 0
 
-    async def run(self, stores: list[NeededFiles]) -> BackupRecord:
-        """Make a backup of these stores."""
+    async def run(self, stores: list[NeededFiles], large_chunks_max: int = CONCURRENCY) -> BackupRecord:
+        """Make a backup of these stores; at most `large_chunks_max` large chunks are sent at a time."""
+        self._large_chunks = asyncio.Semaphore(large_chunks_max)
         index = await self._read_newest_index()
         if index is not None:
             if self._point is NO_POINT:  # an archive has a folder for each server
@@ -209,6 +213,12 @@ class BackupRun:
         return [refs[number] for number in range(len(chunks))]
 
     async def _send(self, chunk: _Chunk) -> ObjectRef:
+        if chunk.length < LARGE_CHUNK_BYTES:
+            return await self._read_and_send(chunk)
+        async with self._large_chunks:
+            return await self._read_and_send(chunk)
+
+    async def _read_and_send(self, chunk: _Chunk) -> ObjectRef:
         data, digest = await asyncio.to_thread(_read_chunk, chunk)
         return await self._send_bytes(data, digest)
 

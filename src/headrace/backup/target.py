@@ -28,6 +28,8 @@ from headrace.errors import BackupDamaged, BackupError
 
 _ATTRIBUTES = StaticAttributes()
 _SETTINGS = ("account", "endpoint", "project", "region")
+#: The largest object of a store without a limit.
+NO_LIMIT = 1 << 62
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 
@@ -101,7 +103,7 @@ class BackupTarget:
     @property
     def object_bytes_max(self) -> int:
         """The largest object that a create can have; a store without such a limit has none."""
-        return getattr(self._store, "object_bytes_max", 1 << 62)
+        return getattr(self._store, "object_bytes_max", NO_LIMIT)
 
     @property
     def warning(self) -> str:

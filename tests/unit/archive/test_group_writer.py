@@ -17,6 +17,7 @@ from headrace.archive.group_log import GroupLog
 from headrace.archive.group_writer import EarlierRuns
 from headrace.archive.journal_tail import FileExtent
 from headrace.backup.backup_log import BackupLog
+from headrace.backup.create import CONCURRENCY
 from headrace.errors import ArchiveError, ArchiveFenced
 from support.archives import SERVER, STORE, FrameSource, make_target, make_writer
 
@@ -235,3 +236,23 @@ async def test_a_large_message_that_is_damaged_is_not_archived() -> None:
     extent = FileExtent("streams/1/1.seg", 0, 100, 5, 9)
     with pytest.raises(ArchiveError, match=r"large message 9 in streams/1/1\.seg is missing or damaged"):
         writer._read_piece(STORE, extent, 0, 100)
+
+
+async def test_only_the_first_base_of_an_epoch_sends_many_large_chunks_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With eight of them, a group that is sent meanwhile would take several times as long."""
+    writer = make_writer(await make_target(), FrameSource(), "w1")
+    await writer.take_over({"w1"}, {STORE: 0})
+    limits: list[int] = []
+
+    async def make(*arguments: Any) -> int:
+        limits.append(arguments[-1])
+        return len(limits)
+
+    monkeypatch.setattr(writer._bases, "make", make)
+    monkeypatch.setattr(group_writer, "find_needed_files", lambda store: SimpleNamespace(store_id=STORE))
+    monkeypatch.setattr(FrameSource, "pin", lambda self: asyncio.sleep(0, [None]))
+    for _ in range(3):
+        await writer.make_base()
+    assert limits == [CONCURRENCY, 1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from headrace.backup import create
 from headrace.backup.backup_log import BackupLog
 from headrace.backup.create import BackupRun
-from headrace.backup.needed_files import find_needed_files
+from headrace.backup.needed_files import NeededFile, NeededFiles, find_needed_files
 from headrace.backup.pinned_stores import LocalPin, OfflineStores, SourceStore
 from headrace.backup.records import BackupRecord, LogRecord
 from headrace.backup.retention import BackupRetention
@@ -21,7 +22,7 @@ from headrace.errors import BackupError
 from headrace.storage import FileDisk, open_store
 from headrace.storage.snapshot.store_pin import StorePinPlan
 from support.small_store import TINY, Ticking, commit, opened
-from support.store_backups import FOLDER, back_up, fill, make_target, read, restore
+from support.store_backups import FOLDER, MemoryFiles, back_up, fill, make_target, read, restore
 
 
 @pytest.fixture(autouse=True)
@@ -201,3 +202,44 @@ async def test_chunks_of_an_ancestor_are_not_read_again(
         sizes.clear()
         record = await back_up_pinned(tmp_path / "data", target, b"common", f"{number:016x}")
     assert sum(sizes) < record.bytes / 2
+
+
+class BlockingStore(MemoryStore):
+    """Does not answer requests with large chunks before `go`; counts those that wait."""
+
+    def __init__(self) -> None:
+        super().__init__("backups")
+        self.go = asyncio.Event()
+        self.waiting = self.waiting_max = self.small = 0
+
+    async def put(self, key: str, data: Chunk, attributes: Attributes, *, replace: bool = False) -> None:
+        if len(data) < create.LARGE_CHUNK_BYTES:
+            self.small += 1
+        else:
+            self.waiting += 1
+            self.waiting_max = max(self.waiting, self.waiting_max)
+            await self.go.wait()
+            self.waiting -= 1
+        await super().put(key, data, attributes, replace=replace)
+
+
+async def test_large_chunks_do_not_hold_up_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(create, "LARGE_CHUNK_BYTES", 3000)
+    store = BlockingStore()
+    target = await make_target(store)
+    large = b"".join(bytes([number]) * 3000 for number in range(4))
+    content = {"streams/0": large, "streams/1": b"1", "streams/2": b"2"}
+    source = SourceStore("$G", FOLDER, MemoryFiles(content), "a", 1, 1, ("a",))
+    files = [NeededFile(path, len(data), len(data), path) for path, data in content.items()]
+    needed = [NeededFiles(source, 1, 1, 1, files, 1)]
+    run = asyncio.create_task(BackupRun(target, await BackupLog.load(target)).run(needed, 1))
+    try:
+        async with asyncio.timeout(60):
+            while store.small < 2 or not store.waiting:
+                await asyncio.sleep(0.001)
+            store.go.set()
+            record = await run
+    finally:
+        run.cancel()
+    assert store.waiting_max == 1
+    assert record.sent_bytes == len(large) + 2
