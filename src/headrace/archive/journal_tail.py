@@ -25,7 +25,8 @@ from headrace.storage.format import (
     segment_path,
 )
 
-READ_BYTES = 256 * 1024
+#: Bytes of one read, if the file has as many. One read is enough for most groups.
+READ_BYTES = 4 << 20
 
 #: Reads bytes of a file of the store: path, offset, length.
 Reader = Callable[[str, int, int], bytes]
@@ -84,10 +85,12 @@ class JournalTail:
         size = 0
         self._data = memoryview(b"")
         while number < position.frame and size < size_max:
-            wanted = next((each for each, last, _ in position.files if last > number), 0)
+            wanted, length = next(
+                ((each, end) for each, last, end in position.files if last > number), (0, 0)
+            )
             if wanted != file:
                 file, offset, self._data = wanted, 0, memoryview(b"")
-            frame = self._read_frame(read, file, offset)
+            frame = self._read_frame(read, file, offset, length)
             if frame is None or frame.number > number + 1:
                 raise ArchiveError(
                     f"frame {number + 1} of account {position.account} is not in journal file {file}: run `headrace fsck`"
@@ -100,6 +103,7 @@ class JournalTail:
             pieces += added
             size += sum(each.length if isinstance(each, FileExtent) else len(each) for each in added)
             number = frame.number
+        self._data = memoryview(b"")  # the pieces have what is needed: a server may have thousands of stores
         if number == self.archived:
             return None
         return JournalRun(self.archived + 1, number, pieces, size, file, offset)
@@ -109,16 +113,17 @@ class JournalTail:
         assert run.first == self.archived + 1
         self.archived, self._file, self._offset = run.last, run.file, run.offset
 
-    def _read_frame(self, read: Reader, file: int, offset: int) -> FrameHeader | None:
-        """Return the frame at an offset of a file; its `offset` is that in the bytes read."""
-        at = offset - self._data_offset
+    def _read_frame(self, read: Reader, file: int, offset: int, end: int) -> FrameHeader | None:
+        """Return the frame at an offset of a file, which ends at `end`; its `offset` is that in the bytes read."""
+        at, read_bytes = offset - self._data_offset, min(end - offset, READ_BYTES)
         if not 0 <= at <= len(self._data) - FRAME_HEADER_BYTES:
-            at = self._fill(read, file, offset, READ_BYTES)
+            at = self._fill(read, file, offset, max(read_bytes, FRAME_HEADER_BYTES))
         header = parse_frame_header(self._data, at)
         if header is None or header.store_id != self.store_id or header.file_number != file:
             return None
-        if at + FRAME_HEADER_BYTES + header.length > len(self._data):
-            at = self._fill(read, file, offset, FRAME_HEADER_BYTES + header.length)
+        length = FRAME_HEADER_BYTES + header.length
+        if at + length > len(self._data):
+            at = self._fill(read, file, offset, max(read_bytes, length))
         return parse_frame(self._data, at)
 
     def _fill(self, read: Reader, file: int, offset: int, length: int) -> int:

@@ -52,7 +52,7 @@ class LoopSource:
         self._accounts: dict[int, str] = {}
         self._pin = ""
         self._positions: dict[int, StorePosition] = {}
-        self._confirmed_frames: dict[int, int] = {}  # frames that the gates know of
+        self._confirmed_frames: dict[int, int] = {}  # frames that the stores know of
         self._recorded: set[int] = set()
         #: After the takeover: stores that were opened since; False while a checkpoint is written.
         self._confirmed_opens: dict[int, bool] | None = None
@@ -160,20 +160,18 @@ class LoopSource:
             del confirmed[store_id]  # there is no space: it is tried again
 
     def read(self, store_id: int, path: str, offset: int, length: int) -> bytes:
-        descriptor = os.open(self._folders[store_id] / path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(os.path.join(self._folders[store_id], path), os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, length, offset)
         finally:
             os.close(descriptor)
 
     async def set_archived(self, frames: dict[int, int]) -> None:
-        if self._gates:
-            changed = dict(frames.items() - self._confirmed_frames.items())
-            self._confirmed_frames |= changed
-            with contextlib.suppress(RuntimeError):  # the server's loop has ended
-                self._loop.call_soon_threadsafe(self._set_all_archived, changed)
-            return
-        await self._call(lambda: self._set_all_archived(frames))
+        # There is nothing to wait for: what this thread asks of the loop later, such as a pin, comes after it.
+        changed = dict(frames.items() - self._confirmed_frames.items())
+        self._confirmed_frames |= changed
+        with contextlib.suppress(RuntimeError):  # the server's loop has ended
+            self._loop.call_soon_threadsafe(self._set_all_archived, changed)
 
     def _set_all_archived(self, frames: dict[int, int]) -> None:
         for store_id, frame in frames.items():
@@ -202,6 +200,7 @@ class LoopSource:
                 gate.close()
             self.get_positions()
 
+        self._confirmed_frames.clear()  # the gates know of none
         await self._call(close)
 
     def _on_waiting(self, store: Store) -> None:

@@ -41,6 +41,8 @@ from headrace.storage import Store
 #: How long a stop waits for the last frames.
 STOP_TIMEOUT_S = 5.0
 BASE_RETRY_S = 10.0
+#: How often the archiver looks whether a base is due, if `group_delay` is shorter.
+BASE_POLL_S = 0.25
 RETRY_MAX_S = 5.0
 #: What is too old is dropped this often.
 TRIM_INTERVAL_S = 3600.0
@@ -291,7 +293,7 @@ class ArchiveService:
                     self._note_error(error)
                     self._base_error = f"{what}: {self._error}"
                     await asyncio.sleep(BASE_RETRY_S)
-            await asyncio.sleep(self._settings.group_delay_s)
+            await asyncio.sleep(max(self._settings.group_delay_s, BASE_POLL_S))
 
     def _note_error(self, error: Exception) -> None:
         if not self._error:

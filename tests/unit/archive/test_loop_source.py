@@ -91,3 +91,24 @@ async def test_a_group_is_confirmed_in_one_call_for_the_stores_that_it_has(
         while stores[3].in_flight:
             await asyncio.sleep(0.01)
     source.open_gates()
+
+
+async def test_a_pin_comes_after_the_groups_before_it_also_without_gates(stores: list[Store]) -> None:
+    source = LoopSource(lambda: [("a", stores[0])], lambda folders: None)
+    source.get_positions()
+    write(stores[0])
+    (position,) = await source.read_positions()
+    archived: list[int] = []
+
+    class Pins:
+        async def create(self, lease_s: float) -> dict[str, Any]:
+            archived.append(stores[0].journal.archived_frame)
+            return {"pin": "p", "stores": []}
+
+        def release(self, name: str) -> None: ...
+
+    source.pins = Pins()
+    assert stores[0].journal.archived_frame < position.frame
+    await source.set_archived({position.store_id: position.frame})
+    await source.pin()
+    assert archived == [position.frame]
