@@ -1,11 +1,11 @@
 """Measures the archive: `ack: remote` beside a replicated stream of three nats-servers, and the CPU cost of `ack: local`.
 
     python bench/archive.py remote [--seconds 5] [--targets seaweed file]
-    python bench/archive.py local [--seconds 5] [--rounds 3]
+    python bench/archive.py local [--seconds 1] [--rounds 40] [--rate 0]
 
 `remote` publishes 128 bytes with many, 1,000 and 1 messages in flight, first to the cluster (R3, `sync_interval: always`),
-then to a server with `ack: remote` for each target. `local` publishes half of what the server can, with and without an
-archive in memory, in turns, and compares the CPU time of the server.
+then to a server with `ack: remote` for each target. `local` publishes half of what the server can, or at a rate, to a server
+with an archive that costs nothing and to one without, in turns, and compares their CPU time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import sys
@@ -26,7 +27,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT), str(ROOT / "bench")]
 
+from intervals import estimate  # noqa: E402
 from load import Connection  # noqa: E402
+from sampling import cpu_s  # noqa: E402
 
 from claims.object_stores import Weed  # noqa: E402
 from support.cluster import Cluster  # noqa: E402
@@ -35,7 +38,6 @@ from support.processes import Serving, serving  # noqa: E402
 PAYLOAD = b"x" * 128
 MANY, SOME, ONE = 40_000, 1_000, 1
 _ACK = b'"seq":'
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Publisher:
@@ -90,8 +92,8 @@ class Publisher:
             "p99": find_quantile(latencies, 0.99),
         }
 
-    def run_paced(self, rate: float, seconds: float) -> float:
-        """Publish at a rate; return what was reached."""
+    def run_paced(self, rate: float, seconds: float) -> int:
+        """Publish at a rate; return how many messages were sent."""
         start, sent, done = time.perf_counter(), 0, 0
         while (now := time.perf_counter() - start) < seconds:
             if due := int(now * rate) - sent:
@@ -100,7 +102,7 @@ class Publisher:
             while done < sent:
                 done += self._receive()[0]
             time.sleep(0.002)
-        return done / (time.perf_counter() - start)
+        return done
 
 
 def find_quantile(latencies: list[tuple[float, int]], share: float) -> float:
@@ -137,11 +139,11 @@ def measure(title: str, port: int, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def headrace(folder: Path, archive: str) -> Iterator[Serving]:
+def headrace(folder: Path, archive: str, program: tuple[str, ...] = ("-m", "headrace")) -> Iterator[Serving]:
     folder.mkdir()
     config = folder / "server.conf"
     config.write_text(f'jetstream {{ store_dir: "{folder}/data"\n{archive} }}\nhttp: -1\n')
-    with serving(folder, "-c", str(config), may_stall=True) as server:
+    with serving(folder, "-c", str(config), program=program, may_stall=True) as server:
         yield server
 
 
@@ -171,13 +173,8 @@ def measure_remote(folder: Path, seconds: float, targets: list[str]) -> None:
             print(f"  {rate / base:.1f} times the rate of nats-server R3", flush=True)
 
 
-def read_cpu_s(server: Serving) -> float:
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
 def wait_for_base(server: Serving) -> None:
-    """Wait until the first base is made: it is not part of the cost of groups."""
+    """Wait until the first base is made: it has what was there before."""
     port = server.log.rpartition("Starting http monitor on ")[2].split()[0].rpartition(":")[2]
     while True:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
@@ -186,43 +183,63 @@ def wait_for_base(server: Serving) -> None:
         time.sleep(0.05)
 
 
-def measure_local(folder: Path, seconds: float, rounds: int) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, contextlib.ExitStack() as stack:
-        archive = f'archive {{ url: "file://{memory}/archive" }}'
-        plain = stack.enter_context(headrace(folder / "plain", ""))
-        archived = stack.enter_context(headrace(folder / "archived", archive))
-        servers = {"without archive": plain, "with archive": archived}
+def measure_cost(server: Serving, publisher: Publisher, rate: float, seconds: float) -> float:
+    """Publish at a rate; return the CPU time of the server for each message, in microseconds."""
+    before_s = cpu_s(server.process.pid)
+    count = publisher.run_paced(rate, seconds)
+    return (cpu_s(server.process.pid) - before_s) / count * 1e6
+
+
+def measure_local(folder: Path, seconds: float, rounds: int, rate: float) -> None:
+    """Compare two servers in short rounds; the one that is first alternates."""
+    program = (str(ROOT / "bench" / "discarding_archive.py"),)
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(headrace(folder / "plain", "", program))
+        archive = f'archive {{ url: "file://{folder}/discarded" }}'
+        archived = stack.enter_context(headrace(folder / "archived", archive, program))
         wait_for_base(archived)
-        for server in servers.values():
+        pair = []
+        for server in (plain, archived):
             create_stream(server.port, "S", 1)
-        publishers = {name: Publisher(server.port, b"S") for name, server in servers.items()}
-        peak = publishers["without archive"].run(MANY, seconds)["rate"]
-        print(f"peak without archive: {peak:,.0f}/s", flush=True)
-        costs: dict[str, list[float]] = {name: [] for name in servers}
-        for _ in range(rounds):
-            for name, server in servers.items():
-                before = read_cpu_s(server)
-                rate = publishers[name].run_paced(peak / 2, seconds)
-                cost = (read_cpu_s(server) - before) / (rate * seconds) * 1e6
-                costs[name].append(cost)
-                print(f"{name:16} {rate:10,.0f}/s  {cost:6.2f} us of CPU for each message", flush=True)
-        ratio = statistics.median(costs["with archive"]) / statistics.median(costs["without archive"])
-        print(f"CPU with archive: {100 * (ratio - 1):+.1f} %", flush=True)
+            pair.append((server, Publisher(server.port, b"S")))
+        peaks = [publisher.run(MANY, 3.0)["rate"] for _, publisher in pair]
+        rate = rate or peaks[0] / 2
+        print(f"{rate:,.0f} messages a second", flush=True)
+        costs: tuple[list[float], list[float]] = ([], [])
+        for number in range(-1, rounds):  # the first round does not count
+            found = [0.0, 0.0]
+            for which in (0, 1) if number % 2 else (1, 0):
+                found[which] = measure_cost(*pair[which], rate, seconds)
+            if number >= 0:
+                costs[0].append(found[0])
+                costs[1].append(found[1])
+        report_costs(*costs)
+
+
+def report_costs(plain: list[float], archived: list[float]) -> None:
+    for name, costs in (("without archive", plain), ("with archive", archived)):
+        middle, low, high = statistics.median(costs), min(costs), max(costs)
+        print(f"{name:16} {middle:5.2f} us of CPU for each message (median; {low:.2f} to {high:.2f})")
+    logs = [math.log(new / old) for old, new in zip(plain, archived, strict=True)]
+    found = estimate(logs, 0.95)
+    percent = [100 * (each - 1) for each in (found.ratio, found.low, found.high)]
+    print("CPU with archive: {:+.1f} % (95 % interval {:+.1f} to {:+.1f})".format(*percent), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", choices=("remote", "local", "all"), nargs="?", default="all")
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.0, help="of a run (5) or a round of `local` (1)")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rate", type=float, default=0.0, help="of `local`; 0: half of what it can")
     parser.add_argument("--targets", nargs="+", choices=("seaweed", "file"), default=["seaweed", "file"])
     arguments = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         if arguments.part != "local":
-            measure_remote(Path(folder), arguments.seconds, arguments.targets)
+            measure_remote(Path(folder), arguments.seconds or 5.0, arguments.targets)
         if arguments.part != "remote":
-            measure_local(Path(folder), arguments.seconds, arguments.rounds)
+            measure_local(Path(folder), arguments.seconds or 1.0, arguments.rounds, arguments.rate)
     print(f"load {os.getloadavg()[0]:.1f}", flush=True)
 
 
