@@ -17,8 +17,8 @@ from headrace.storage.format import (
     FrameHeader,
     align_up,
     compute_segment_seed,
-    decode_entries,
     decode_large_entry,
+    find_entries,
     journal_path,
     parse_frame,
     parse_frame_header,
@@ -133,11 +133,10 @@ class JournalTail:
     def _make_pieces(self, frame: memoryview) -> list[Piece]:
         """Return the entries of a frame, after those of the large messages that it refers to."""
         pieces: list[Piece] = []
-        for kind, ident, data in decode_entries(frame[FRAME_HEADER_BYTES:]):
-            if kind == LARGE:
-                segment, offset, length, seq = decode_large_entry(data)
-                seed = compute_segment_seed(self.store_id, ident, segment)
-                pieces.append(memoryview(encode_block_entry(self.store_id, ident, segment, offset, length)))
-                pieces.append(FileExtent(segment_path(ident, segment), offset, length, seed, seq))
+        for ident, data in find_entries(frame[FRAME_HEADER_BYTES:], LARGE):
+            segment, offset, length, seq = decode_large_entry(data)
+            seed = compute_segment_seed(self.store_id, ident, segment)
+            pieces.append(memoryview(encode_block_entry(self.store_id, ident, segment, offset, length)))
+            pieces.append(FileExtent(segment_path(ident, segment), offset, length, seed, seq))
         pieces += (memoryview(encode_frame_entry(self.store_id, len(frame))), frame)
         return pieces

@@ -132,6 +132,19 @@ def decode_entries(body: memoryview) -> list[tuple[int, int, memoryview]]:
     return found
 
 
+def find_entries(body: memoryview, wanted: int) -> list[tuple[int, memoryview]]:
+    """Find (ident, bytes) of the entries of one kind; it creates nothing for the others. Errors as `decode_entries`."""
+    found, at, end = [], 0, len(body)
+    while at <= end - ENTRY_HEADER_BYTES:
+        kind, _, ident, length = _ENTRY.unpack_from(body, at)
+        at += ENTRY_HEADER_BYTES + length
+        if kind == wanted:
+            found.append((ident, body[at - length : at]))
+    if at != end:
+        raise ValueError("an entry of a frame is truncated, or longer than the frame")
+    return found
+
+
 def unknown_kind(data: memoryview, frame: FrameHeader) -> str:
     """Describe what this version does not know in a frame; empty if it knows everything."""
     _, _, reserved, _, _, _, _, _, also, _ = _FRAME.unpack_from(data, frame.offset)
