@@ -34,6 +34,7 @@ ELSEWHERE = {
     "reference/spark.md",
     "tutorials/first-stream.md",
     "tutorials/spark.md",
+    "tutorials/tables.md",
 }
 #: Modules whose public names are on the page of the Python API.
 PUBLIC_MODULES = (
