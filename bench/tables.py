@@ -4,6 +4,11 @@ Publishes messages to a server, then writes them to a table with a SQLite catalo
 --once` does: by direct gets from Headrace and from nats-server, and from the files of Headrace's store (`path`).
 `--payload json` measures typed columns. Rates are given by wall-clock time and by the CPU time of the worker, which is more
 reliable on a busy machine.
+
+    python bench/tables.py --rate 50000 [--seconds 20] [--rounds 5] [--nice 0]
+
+measures instead what a worker that commits every 5 s costs publishers: the time until an acknowledgement at this rate,
+without and with a worker.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(1, str(Path(__file__).parents[1] / "src"))
+
+from table_latency import LatencyPlan, measure_publishers
 
 from conformance.servers import NATS_SERVER, OURS, Server
 from headrace.client import connect
@@ -75,7 +82,17 @@ def main() -> None:
     parser.add_argument("--payload", choices=("raw", "json"), default="raw")
     parser.add_argument("--only", choices=(OURS, NATS_SERVER), default="")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rate", type=int, default=0, help="messages a second, to measure acknowledgements")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nice", type=int, default=0, help="niceness of the worker, with --rate")
     arguments = parser.parse_args()
+    if arguments.rate:
+        plan = LatencyPlan(
+            arguments.rate, arguments.size, arguments.seconds, arguments.rounds, arguments.nice
+        )
+        print(json.dumps(measure_publishers(plan), indent=2))
+        return
     results: dict[str, Any] = {}
     for kind in [arguments.only] if arguments.only else [OURS, NATS_SERVER]:
         with Server(kind) as server, tempfile.TemporaryDirectory(prefix="bench-tables-") as folder:

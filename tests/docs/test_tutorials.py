@@ -1,6 +1,7 @@
 """The tutorial about tables runs from top to bottom, prints what the page shows, and draws the picture that it has.
 
-A `python` block that begins with `# <name>` is a file of that name. A `text` block is the output of the `sh` block before it.
+A `python` block that begins with `# <name>` is a file of that name. A `text` block is the output of the `sh` block before
+it.
 """
 
 from __future__ import annotations
