@@ -109,6 +109,30 @@ def test_nothing_is_acknowledged_that_is_not_in_the_table(
     assert (read_seqs(landing.config), count_messages(landing)) == ([1, 2, 3, 4, 5], 0)
 
 
+@pytest.mark.parametrize("step", ["plan", "read"])
+def test_what_a_second_worker_wrote_meanwhile_is_no_gap(
+    landing: Landing, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It commits and acknowledges before the first worker asks the stream, or before it reads the rows."""
+    make_stream(retention="workqueue", allow_direct=True)
+    landing.make_table()
+    landing.publish(2)
+    landing.land()
+    landing.publish(3)
+    original = getattr(StreamRangeReader, step)
+    second: list[int] = []
+
+    def overtake(reader: StreamRangeReader, *arguments: Any) -> Any:
+        if not second:
+            second.append(0)
+            second[0] = landing.land().rows
+        return original(reader, *arguments)
+
+    monkeypatch.setattr(StreamRangeReader, step, overtake)
+    assert (landing.land().rows, second) == (0, [3])
+    assert (read_seqs(landing.config), count_messages(landing)) == ([1, 2, 3, 4, 5], 0)
+
+
 def test_messages_that_another_program_took_are_a_gap(landing: Landing, make_stream: MakeStream) -> None:
     make_stream(retention="workqueue", allow_direct=True)
     landing.make_table()

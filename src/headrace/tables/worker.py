@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
+from headrace.errors import StreamGap
 from headrace.tables.catalog import evolve_table, load_table, open_catalog
 from headrace.tables.commits import CommitOutcome, Committer, TableCommit
 from headrace.tables.config import TableConfig
@@ -87,23 +88,43 @@ class TableWorker:
         while not self._stop.is_set():
             table = self._load_table()
             position = find_position(table)
-            reached = self._read_to[1] if self._read_to[0] == position else 0
-            planned = self._reader.plan(position, self.accepts_new_stream, reached)
-            if planned.continues(position):
-                self.accepts_new_stream = False
-                # A worker that was killed may not have acknowledged what it committed.
-                self._reader.on_committed(position)
-            self.stats.seq = position.seq if position else 0
-            self.stats.stream_seq, self.stats.read_seq = planned.info.next_seq - 1, reached
-            if planned.is_empty or self._land_range(table, position, planned):
-                break
+            try:
+                if self._land_next(table, position):
+                    break
+            except StreamGap:
+                if not self._is_overtaken(position):
+                    raise
         if not self._stop.is_set():
             self.stats.caught_up_s = time.time()
         return self.stats
 
+    def _land_next(self, table: Table, position: TablePosition | None) -> bool:
+        """Write what the stream has after a position; return whether all of it is written."""
+        reached = self._read_to[1] if self._read_to[0] == position else 0
+        planned = self._reader.plan(position, self.accepts_new_stream, reached)
+        if planned.continues(position):
+            self.accepts_new_stream = False
+            # A worker that was killed may not have acknowledged what it committed.
+            self._reader.on_committed(position)
+        self.stats.seq = position.seq if position else 0
+        self.stats.stream_seq, self.stats.read_seq = planned.info.next_seq - 1, reached
+        return planned.is_empty or self._land_range(table, position, planned)
+
+    def _is_overtaken(self, position: TablePosition | None) -> bool:
+        """Return whether the table has another position now.
+
+        A second worker may have written what the stream no longer has; a work queue then removes it at once.
+        """
+        return find_position(self._load_table()) != position
+
     def check(self) -> None:
         """Raise the error for which the table stops, if there is still one; write nothing."""
-        self._reader.plan(find_position(self._load_table()), self.accepts_new_stream)
+        position = find_position(self._load_table())
+        try:
+            self._reader.plan(position, self.accepts_new_stream)
+        except StreamGap:
+            if not self._is_overtaken(position):
+                raise
 
     def expire_snapshots(self) -> int:
         """Expire old snapshots if that is worth a commit; return how many."""
