@@ -7,8 +7,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
+from pyiceberg.types import LongType
 
 import headrace
 from conformance.client import Client
@@ -78,6 +80,26 @@ def test_declared_columns_are_made_of_the_tail_too(landing: Landing) -> None:
         (None, None, "beta"),
     ]
     assert [row["_error"] is None for row in rows] == [True, True, False]
+    landing.land()
+    assert read(landing) == before
+
+
+def test_tokens_that_do_not_fit_a_column_are_errors_of_the_tail_too(landing: Landing) -> None:
+    landing.make_table()
+    with reload(landing.config).update_schema() as update:
+        update.add_column("customer", LongType())
+    landing.config = msgspec.structs.replace(landing.config, subject_columns={"customer": 2})
+    landing.client.store(f"{landing.name}.acme", b"")
+    landing.land()
+    landing.client.store(f"{landing.name}.7", b"")
+    landing.client.store(f"{landing.name}.beta", b"")
+    before = read(landing)
+    assert before["customer"].to_pylist() == [None, 7, None]
+    assert before["_error"].to_pylist() == [
+        'customer: "acme" is not int64',
+        None,
+        'customer: "beta" is not int64',
+    ]
     landing.land()
     assert read(landing) == before
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.reader.json_scalars import find_parser
-from headrace.reader.json_values import parse_json_column
+from headrace.reader.json_values import can_parse, parse_json_column
 
 _ERROR_LENGTH_MAX = 300
 _CONVERSION_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, OSError, RecursionError)
@@ -25,13 +26,20 @@ class JsonColumns:
 
     def __init__(self, fields: Sequence[pa.Field]) -> None:
         self._fields = [pa.field(field.name, field.type) for field in fields]
-        self._type = pa.struct(self._fields)
+        #: Their values fit no JSON value: they are read as texts, to find the payloads that have one.
+        self._unreadable = [field for field in self._fields if not can_parse(field.type)]
+        self._type = pa.struct(
+            [field.with_type(pa.string()) if field in self._unreadable else field for field in self._fields]
+        )
 
     def parse(self, data: pa.Array) -> tuple[dict[str, pa.Array], pa.Array]:
         """Return the columns of these payloads, and the errors: null where there is none."""
         values, is_corrupt = parse_json_column(data, self._type)
         columns = dict(zip((field.name for field in self._fields), values.flatten(), strict=True))
         is_wrong = is_corrupt | (np.asarray(values.is_null()) if values.null_count else False)
+        for field in self._unreadable:
+            is_wrong |= np.asarray(pc.is_valid(columns[field.name]))
+            columns[field.name] = pa.nulls(len(data), field.type)
         if data.null_count:
             # Deleted keys of a bucket have no value.
             is_wrong &= np.asarray(data.is_valid())

@@ -48,6 +48,15 @@ def parse_json_column(data: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array
     return pa.array(values, arrow_type), is_corrupt
 
 
+def can_parse(arrow_type: pa.DataType) -> bool:
+    """Return whether JSON has values of a type."""
+    try:
+        _make_converter(arrow_type)
+    except TypeError:
+        return False
+    return True
+
+
 def _parse_payload(payload: bytes | None, convert: _Convert, problems: list[str]) -> Any:
     if payload is None or not payload.strip():
         return None

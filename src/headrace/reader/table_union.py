@@ -24,7 +24,7 @@ from headrace.reader.landed_table import (
     parse_landed_table,
 )
 from headrace.reader.row_mapper import RowFormat
-from headrace.reader.subject_columns import make_subject_columns
+from headrace.reader.subject_columns import fit_columns, make_subject_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,10 +86,14 @@ class TableUnion:
                 pc.greater_equal(batch.column("seq"), pa.scalar(above, batch.column("seq").type))
             )
             columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-            columns |= make_subject_columns(columns["subject"], declared.subject)
+            tokens, errors = fit_columns(make_subject_columns(columns["subject"], declared.subject), schema)
+            columns |= tokens
             if declared.json:
-                parsed, columns[ERROR_COLUMN] = json.parse(columns["data"])
+                parsed, json_errors = json.parse(columns["data"])
                 columns |= parsed
+                errors.insert(0, json_errors)
+            if errors:
+                columns[ERROR_COLUMN] = pc.coalesce(*errors)
             nulls = {field.name: pa.nulls(rows.num_rows, field.type) for field in schema}
             yield build_batch({**nulls, **columns}, schema)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import TableError
 from headrace.extras import require_extra
 from headrace.reader.landed_table import COLUMNS, DeclaredColumns
-from headrace.tables.column_types import CLAIM_COLUMN, RAW_COLUMNS
+from headrace.tables.column_types import CLAIM_COLUMN, ERROR_COLUMN, RAW_COLUMNS
 from headrace.tables.config import TableConfig
 from headrace.tables.position import CREATED_MS
 from headrace.tables.redaction import show_catalog
@@ -163,11 +163,12 @@ def _find_changes(table: Table, config: TableConfig) -> tuple[list[NestedField],
     """Return the declared columns that the table lacks, and those that need a wider type."""
     from pyiceberg.exceptions import ResolveError
     from pyiceberg.schema import promote
+    from pyiceberg.types import NestedField, StringType
 
     from headrace.tables.columns import make_schema
 
     present = {field.name: field for field in table.schema().fields}
-    added, widened = [], []
+    added, widened, has_conflict = [], [], False
     for field in make_schema(config).fields[len(RAW_COLUMNS) :]:  # those of buckets are as many
         if field.name not in present:
             added.append(field)
@@ -179,8 +180,11 @@ def _find_changes(table: Table, config: TableConfig) -> tuple[list[NestedField],
             promote(current, field.field_type)
             widened.append(field)
         except ResolveError:
+            has_conflict = True
             _log.warning(
                 "table %s: column %r is %s, not %s as declared; values that do not fit %s go to _error",
                 *(config.table, field.name, current, field.field_type, current),
             )
+    if has_conflict and ERROR_COLUMN not in {*present, *(field.name for field in added)}:
+        added.append(NestedField(len(present) + 1, ERROR_COLUMN, StringType(), required=False))
     return added, widened

@@ -62,7 +62,8 @@ def check_columns(names: Iterable[str], where: str) -> None:
     """Raise TableError if a name cannot be that of a declared column, or is there twice."""
     seen: set[str] = set()
     for name in names:
-        if not _COLUMN.fullmatch(name) or name in _RESERVED:
+        # Spark and DuckDB compare names without their case.
+        if not _COLUMN.fullmatch(name) or name.lower() in _RESERVED:
             raise TableError(
                 f"{where}: {name!r} cannot be a column: use letters, digits and _, and not a name that tables use themselves"
             )

@@ -26,7 +26,7 @@ from pyiceberg.types import (
 from headrace.errors import TableError
 from headrace.reader.batch_cast import narrow_schema
 from headrace.reader.json_columns import JsonColumns
-from headrace.reader.subject_columns import make_subject_columns
+from headrace.reader.subject_columns import fit_columns, make_subject_columns
 from headrace.tables.bucket_columns import make_bucket_columns, make_bucket_fields
 from headrace.tables.claim_rows import CLAIM_ERROR, make_claim_field
 from headrace.tables.column_types import (
@@ -95,7 +95,11 @@ class RowMapper:
             raise TableError(
                 f"table {config.table} {problem}: it was not created by 'headrace table'; use another table name"
             )
-
+        if ERROR_COLUMN in self.schema.names and not pa.types.is_string(self.schema.field(ERROR_COLUMN).type):
+            raise TableError(
+                f"table {config.table} has a column {ERROR_COLUMN!r} that is {self.schema.field(ERROR_COLUMN).type}, not "
+                "string: rename it, or use another table name"
+            )
         declared = [self.schema.field(name) for name in config.schema if name in self.schema.names]
         self._json = JsonColumns(declared) if declared else None
 
@@ -106,13 +110,18 @@ class RowMapper:
         if self._config.bucket:
             columns = make_bucket_columns(columns)
             subjects, payloads = columns["key"], columns["value"]
-        columns |= make_subject_columns(subjects, self._config.subject_columns)
+        # A declared column may have the same name.
+        errors = [columns.pop(CLAIM_ERROR)] if CLAIM_ERROR in columns else []
         if self._json is not None:
-            parsed, columns[ERROR_COLUMN] = self._json.parse(payloads)
+            parsed, json_errors = self._json.parse(payloads)
             columns |= parsed
-        if CLAIM_ERROR in columns:
-            errors = columns.get(ERROR_COLUMN, columns[CLAIM_ERROR])
-            columns[ERROR_COLUMN] = pc.coalesce(columns[CLAIM_ERROR], errors)
+            errors.append(json_errors)
+        tokens, token_errors = fit_columns(
+            make_subject_columns(subjects, self._config.subject_columns), self.schema
+        )
+        columns |= tokens
+        if errors := errors + token_errors:
+            columns[ERROR_COLUMN] = pc.coalesce(*errors)
         arrays = []
         for field in self.schema:
             column = columns.get(field.name)

@@ -54,3 +54,12 @@ def test_an_error_is_short() -> None:
     _, errors = parse(b'{"id": "%s"}' % (b"x" * 10_000))
     assert errors[0] is not None
     assert len(errors[0]) == 300
+
+
+@pytest.mark.parametrize("kind", [pa.time64("us"), pa.uuid(), pa.list_(pa.time64("us"))], ids=str)
+def test_a_type_that_json_does_not_have_stops_nothing(kind: pa.DataType) -> None:
+    payloads = pa.array([b'{"id": 1, "at": "12:00"}', b'{"id": 2, "at": null}', b'{"id": 3}'])
+    columns, errors = JsonColumns([pa.field("id", pa.int64()), pa.field("at", kind)]).parse(payloads)
+    assert columns["id"].to_pylist() == [1, 2, 3]
+    assert (columns["at"].type, columns["at"].null_count) == (kind, 3)
+    assert errors.to_pylist() == [f'at: "12:00" is not {kind}', None, None]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.types import LongType
 
 from headrace.errors import TableError
 from headrace.tables.catalog import create_table, evolve_table, open_catalog
@@ -104,6 +105,39 @@ def test_a_type_conflict_is_reported_and_goes_to_the_error_column(
     ]
 
 
+@pytest.mark.parametrize("payload", ["raw", "json"])
+def test_a_token_that_does_not_fit_a_column_goes_to_the_error_column(tmp_path: Path, payload: str) -> None:
+    table, _ = make_table(tmp_path)
+    with table.update_schema() as update:
+        update.add_column("customer", LongType())
+    schema = {"id": "long"} if payload == "json" else {}
+    config = make_config(tmp_path, payload=payload, schema=schema, subject_columns={"customer": 2})
+    create_table(open_catalog(config), config)
+    append(config, ("orders.acme", b'{"id": 1}'), ("orders.7", b'{"id": 2}'), ("orders", b'{"id": 3}'))
+    assert [(row["customer"], row["_error"]) for row in read_rows(config)] == [
+        (None, 'customer: "acme" is not int64'),
+        (7, None),
+        (None, None),
+    ]
+
+
+def test_a_field_may_have_the_name_of_a_column_for_claims(tmp_path: Path) -> None:
+    _, config = make_table(tmp_path, payload="json", schema={"claim_error": "long"})
+    append(config, ("a", b'{"claim_error": 5}'), ("a", b"broken"))
+    rows = read_rows(config)
+    assert [row["claim_error"] for row in rows] == [5, None]
+    assert [row["_error"] is None for row in rows] == [True, False]
+
+
+def test_an_error_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    table, _ = make_table(tmp_path)
+    with table.update_schema() as update:
+        update.add_column("_error", LongType())
+    config = make_config(tmp_path, payload="json", schema={"id": "long"})
+    with pytest.raises(TableError, match="column '_error' that is int64, not string"):
+        create_table(open_catalog(config), config)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -111,6 +145,7 @@ def test_a_type_conflict_is_reported_and_goes_to_the_error_column(
         ({"schema": SCHEMA}, "belong together"),
         ({"payload": "avro"}, "'avro' is not raw or json"),
         ({"payload": "json", "schema": {"seq": "long"}}, "'seq' cannot be a column"),
+        ({"subject_columns": {"Time": 1}}, "'Time' cannot be a column"),
         ({"payload": "json", "schema": {"a b": "long"}}, "'a b' cannot be a column"),
         ({"payload": "json", "schema": {"a": "text"}}, "'text' is not a type"),
         ({"payload": "json", "schema": {"a": "decimal(3, 4)"}}, "is not a type"),
