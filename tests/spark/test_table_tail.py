@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from pyiceberg.types import LongType
 from pyspark.sql import SparkSession
 
 from headrace.errors import DataLoss, TableError
@@ -25,7 +27,14 @@ class SparkTable:
     def __init__(self, ours: Broker, spark: SparkSession, name: str, folder: Path, **values: Any) -> None:
         self.spark, self.name = spark, f"tail_{name}"
         _, self.config = make_table(folder, name=name, partition_by=(), **values)
-        self._worker = TableWorker(name, self.config, {"servers": ours.url})
+        self._connection = {"servers": ours.url}
+        self._worker = TableWorker(name, self.config, self._connection)
+
+    def declare(self, **values: Any) -> None:
+        """Write the table with these settings from now on."""
+        self.config = msgspec.structs.replace(self.config, **values)
+        self._worker.close()
+        self._worker = TableWorker(self._worker.name, self.config, self._connection)
 
     def land(self) -> str:
         """Write what the stream has; return the name of the table in Spark."""
@@ -68,6 +77,25 @@ def test_rows_up_to_now_with_declared_columns(
         ours.create(name)
         with pytest.raises(DataLoss, match="deleted and created again"):
             jobs.read_with_tail(spark, live, target, is_table=True)
+    finally:
+        table.close()
+
+
+def test_a_token_that_does_not_fit_a_column_is_null(
+    ours: Broker, spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    ours.create(name)
+    table = SparkTable(ours, spark, name, tmp_path)
+    with reload(table.config).update_schema() as update:
+        update.add_column("kind", LongType())
+    table.declare(subject_columns={"kind": 1})
+    try:
+        publish(ours, name, name, [b""])
+        target = table.land()
+        publish(ours, name, name, [b""])
+        live = {"servers": ours.url, "stream": name}
+        rows = jobs.read_with_tail(spark, live, target, is_table=True).orderBy("seq").collect()
+        assert [(row.seq, row.kind) for row in rows] == [(1, None), (2, None)]
     finally:
         table.close()
 

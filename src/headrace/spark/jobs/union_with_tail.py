@@ -80,7 +80,9 @@ def _read_landed_table(spark: SparkSession, source: OptionMap, target: str, land
         tail = tail.withColumn(ERROR_COLUMN, wrong)
     made = {field.name: f.col(f"{_CORRUPT}.{field.name}") for field in declared}
     for name, token in landed.columns.subject.items():
-        made[name] = f.get(f.split("subject", r"\."), f.lit(token - 1))
+        # The table may have another type than string.
+        text = f.get(f.split("subject", r"\."), f.lit(token - 1))
+        made[name] = text.try_cast(table.schema[name].dataType) if name in table.columns else text
     columns = []
     for field in table.schema.fields:
         known = f.col(field.name) if field.name in tail.columns else f.lit(None)
