@@ -12,12 +12,14 @@ from headrace.tables.worker import TableWorker
 from support.tables import make_table, read_seqs
 
 
+@pytest.mark.parametrize("storage", ["file", "memory"])
 @pytest.mark.parametrize("source", ["files", "http"])
-def test_files_of_a_broker_have_each_message_once(source: str, tmp_path: Path) -> None:
+def test_files_of_a_broker_have_each_message_once(source: str, storage: str, tmp_path: Path) -> None:
     with Server(OURS, Setup(flags=("-m", "-1"))) as server, Client(server.port) as client:
         path = str(server.store_dir) if source == "files" else server.monitoring_url("")
         _, config = make_table(tmp_path, path=path)
-        client.api("STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+        stream = {"name": "ORDERS", "subjects": ["orders.>"], "storage": storage}
+        client.api("STREAM.CREATE.ORDERS", stream)
         worker = TableWorker("ORDERS", config, {"servers": server.url})
         for _ in range(3):
             for number in range(10):

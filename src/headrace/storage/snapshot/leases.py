@@ -62,7 +62,7 @@ def iter_create_pin(store: Store, log: StreamLog, lease_s: float, now_ns: int) -
     """
     disk = store.disk
     for attempt in range(ATTEMPTS):
-        name = _make_name(disk, store.frame_number)
+        name = _make_name(disk, store.frame_number, now_ns)
         steps = _iter_make(store, log, name, now_ns, now_ns + int(lease_s * NS))
         try:
             if attempt == ATTEMPTS - 1:
@@ -196,12 +196,16 @@ def _has_columns(segment: FileSegment, state: SegmentState) -> bool:
     return segment.columns_saved and state.rows == segment.columns.rows
 
 
-def _make_name(disk: Disk, frame: int) -> str:
-    """Make a name from the frame number; after a crash an old pin may already have that name."""
-    number = 0
-    while disk.exists(f"{FOLDER}/{frame:016x}-{number}"):
+def _make_name(disk: Disk, frame: int, now_ns: int) -> str:
+    """Make a name from the frame number and the time; after a crash an old pin may already have that name.
+
+    The frame number is not enough: a stream in memory changes without a frame, and readers, which cache what they opened
+    by its name, would read what a released pin had.
+    """
+    number, name = 0, f"{frame:016x}{now_ns:016x}"
+    while disk.exists(f"{FOLDER}/{name}-{number}"):
         number += 1
-    return f"{frame:016x}-{number}"
+    return f"{name}-{number}"
 
 
 def _is_stale(disk: Disk, name: str, now: int) -> bool:

@@ -113,6 +113,15 @@ def test_a_memory_stream_is_pinned_too(opened):
     assert [row[0] for row in read(opened, held.id)] == [1, 2, *range(4, 301)]
 
 
+def test_the_name_of_a_released_pin_is_not_used_again(opened):
+    """Nothing is committed when a stream in memory changes, and readers cache what a name showed."""
+    first = leases.create_pin(opened.store, opened.log, 60, NOW)
+    leases.release_pin(opened.store, first)
+    second = leases.create_pin(opened.store, opened.log, 60, NOW + 1)
+    third = leases.create_pin(opened.store, opened.log, 60, NOW + 1)
+    assert len({first.id, second.id, third.id}) == 3
+
+
 def test_a_lease_that_is_over_is_swept(opened):
     opened.append(20)
     short = leases.create_pin(opened.store, opened.log, 1, NOW)
