@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import yaml
 from conformance.client import Client
 from headrace.tables.catalog import create_table, open_catalog
 from headrace.tables.config import TableConfig, save_tables
+from support.ports import free_port
 from support.processes import Serving, headrace, serving
 from support.tables import make_config, read_seqs
 
@@ -77,6 +79,25 @@ def test_rows_land_and_a_killed_worker_is_started_again(tmp_path: Path) -> None:
         ended = server.log.index("Tables: worker ended with exit code 0")
         assert ended < server.log.index("Initiating Shutdown")
         assert "Tables: worker ended with exit code -9" in server.log
+
+
+def test_the_worker_serves_metrics_on_the_port_of_the_file(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    port = free_port()
+    with (tmp_path / "tables.yaml").open("a") as file:
+        file.write(f"metrics_port: {port}\n")
+
+    def has_metrics() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+                return 'headrace_table_lag_messages{table="ORDERS"}' in response.read().decode()
+        except OSError:
+            return False
+
+    with serving(tmp_path, *make_flags(tmp_path)) as server:
+        wait_until(has_metrics, server)
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
 
 
 def test_the_worker_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:

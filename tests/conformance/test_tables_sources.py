@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from claims.claims_harness import wait_until_stored
 from conformance.client import Client
 from conformance.servers import Server
 from headrace.claims import ClaimConfig, Claims
-from headrace.tables.inspection import list_history
+from headrace.tables.inspection import list_history, verify_table
+from headrace.tables.stream_range import StreamRangeReader
 from headrace.tables.worker import TableWorker
 from support.tables import make_table, read_rows, reload
 
@@ -156,6 +158,12 @@ def test_payloads_of_claims_are_fetched_up_to_a_size(
     assert [row["data"] for row in rows if row["seq"] != 3] == [PAYLOADS[0], PAYLOADS[1], PAYLOADS[3]]
     assert json.loads(rows[2]["data"])["original_size"] == rows[2]["claim"]["original_size"] == 70_000
     assert [row["_error"] for row in rows] == [None] * 4
+    # Without the payloads.
+    shutil.rmtree(str(claim_config.store["path"]))
+    reader = StreamRangeReader(config, {"servers": server.url}, stocked)
+    report = verify_table(reload(config), reader)
+    reader.close()
+    assert (report.compared, report.problems) == (4, [])
 
 
 def test_a_claim_that_is_gone_is_an_error_in_its_row(

@@ -112,10 +112,11 @@ def run(
     config: ConfigFile = _DEFAULT_FILE,
 ) -> int:
     """Write streams to their tables until it is stopped. Exits with 1 if a table stopped with an error."""
-    from headrace.tables.config import load_connection
+    from headrace.tables.config import load_connection, load_metrics_address
     from headrace.tables.service import RunOptions, TableService
 
     tables = load_selected(config, names)
+    metrics = (metrics_host, metrics_port) if metrics_port else load_metrics_address(config)
     service = TableService(
         tables,
         {**to_connection(session.target), **load_connection(config)},
@@ -124,7 +125,7 @@ def run(
     )
     if stop_with_input:
         _stop_with_input(service.stop)
-    with _stop_on_signals(service.stop), _serve_metrics(service, metrics_host, metrics_port):
+    with _stop_on_signals(service.stop), _serve_metrics(service, *metrics):
         errors = service.run()
     if session.json:
         output.print_json({name: asdict(stats) for name, stats in service.stats.items()})
@@ -138,10 +139,11 @@ def check(config: ConfigFile = _DEFAULT_FILE) -> None:
     from headrace.extras import require_extra
 
     require_extra("tables", "pyiceberg", "pyarrow", "yaml")
-    from headrace.tables.config import load_connection
+    from headrace.tables.config import load_connection, load_metrics_address
 
     tables = load_selected(config, None)
     load_connection(config)
+    load_metrics_address(config)
     typer.echo(f"{config}: {len(tables)} tables, no errors")
 
 
@@ -355,7 +357,7 @@ def _serve_metrics(service: TableService, host: str, port: int) -> Iterator[None
     try:
         server = MetricsServer(service, host, port)
     except OSError as error:
-        raise CliError(f"--metrics-port {port}: {error}", USAGE_ERROR) from error
+        raise CliError(f"metrics on {host}:{port}: {error}", USAGE_ERROR) from error
     try:
         yield
     finally:

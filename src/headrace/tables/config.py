@@ -20,6 +20,7 @@ from headrace.tables.column_types import DAY, check_columns, parse_partition, pa
 
 DEFAULT_FILE = "tables.yaml"
 COMMIT_INTERVAL_S_MIN = 2.0
+PORT_MAX = 65_535
 COMMIT_BYTES_MIN, COMMIT_BYTES_MAX = 1 << 20, 4 << 30
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TABLE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
@@ -109,10 +110,12 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class TablesFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The file: all tables, by name, and how their worker connects to the server."""
+    """The file: all tables, by name, how their worker connects to the server, and where it serves metrics."""
 
     tables: dict[str, TableConfig] = {}
     connection: dict[str, str] = {}
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
 
 
 def load_tables(path: Path) -> dict[str, TableConfig]:
@@ -131,6 +134,14 @@ def load_connection(path: Path) -> dict[str, str]:
     return {_CONNECTION_OPTIONS[key]: value for key, value in given.items()}
 
 
+def load_metrics_address(path: Path) -> tuple[str, int]:
+    """Read where the worker serves metrics; port 0 for nowhere. Raise TableError if the port is wrong."""
+    file = _load_file(path)
+    if not 0 <= file.metrics_port <= PORT_MAX:
+        raise TableError(f"{path}: metrics_port: {file.metrics_port} is not between 1 and {PORT_MAX}")
+    return file.metrics_host, file.metrics_port
+
+
 def _load_file(path: Path) -> TablesFile:
     import yaml
 
@@ -146,7 +157,7 @@ def save_tables(path: Path, tables: Mapping[str, TableConfig]) -> None:
     """Replace the file; a new one can be read by its owner only. Comments in it are lost."""
     import yaml
 
-    values = msgspec.to_builtins(TablesFile(dict(tables), _load_file(path).connection))
+    values = msgspec.to_builtins(msgspec.structs.replace(_load_file(path), tables=dict(tables)))
     new_path = path.with_name(f"{path.name}.new")
     # Properties may be credentials.
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600

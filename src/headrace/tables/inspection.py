@@ -135,7 +135,8 @@ def verify_table(table: Table, reader: StreamRangeReader) -> TableVerification:
         info = reader.get_info()
         reader.check_position(position, info)
         live = NextRange(info, info.first_seq, position.seq + 1)
-        for batch in reader.read(live):
+        # Without the payloads of claims, which are not compared.
+        for batch in reader.read_stored(live):
             live_seqs = batch.column("seq").to_numpy()
             _add_problem(report, "messages of the stream are missing", _find_missing(live_seqs, seqs))
             report.compared += len(live_seqs)

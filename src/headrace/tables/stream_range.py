@@ -167,16 +167,19 @@ class StreamRangeReader:
 
     def read(self, planned: NextRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range, in order. `take_gaps` returns what was removed before it was read."""
+        if self._config.claims != "inline":
+            yield from self.read_stored(planned)
+            return
+        if planned.start < planned.end:
+            # Collectors keep the claims of what is read now.
+            self._source.lease_claims(planned.start - 1)
+        yield from fetch_payloads(self.read_stored(planned), self._claim_options)
+
+    def read_stored(self, planned: NextRange) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a range as the stream has them: claims are references."""
         self._gaps = None
         if planned.start >= planned.end:
             return
-        if self._config.claims == "inline":
-            # Collectors keep the claims of what is read now.
-            self._source.lease_claims(planned.start - 1)
-        rows = self._read_rows(planned)
-        yield from fetch_payloads(rows, self._claim_options) if self._config.claims == "inline" else rows
-
-    def _read_rows(self, planned: NextRange) -> Iterator[pa.RecordBatch]:
         pin = self._pin(planned)
         try:
             self._gaps = gaps = self._make_gap_finder(planned, pin)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import TableError
-from headrace.tables.config import find_table, load_tables, save_tables
+from headrace.tables.config import (
+    find_table,
+    load_connection,
+    load_metrics_address,
+    load_tables,
+    save_tables,
+)
 from support.tables import make_config
 
 
@@ -24,6 +30,18 @@ def test_what_is_saved_is_loaded_with_defaults(tmp_path: Path) -> None:
     assert config.commit_interval_s == 60
     assert config.commit_bytes_max == 256 << 20
     assert list(tmp_path.glob("*.new")) == []
+
+
+def test_what_is_beside_the_tables_stays(tmp_path: Path) -> None:
+    path = tmp_path / "tables.yaml"
+    assert load_metrics_address(path) == ("127.0.0.1", 0)
+    path.write_text("connection: {user: tables}\nmetrics_port: 9465\nmetrics_host: 0.0.0.0\n")
+    save_tables(path, {"ORDERS": make_config(tmp_path)})
+    assert load_metrics_address(path) == ("0.0.0.0", 9465)
+    assert load_connection(path) == {"user": "tables"}
+    path.write_text("metrics_port: 65536\n")
+    with pytest.raises(TableError, match="metrics_port: 65536 is not between 1 and 65535"):
+        load_metrics_address(path)
 
 
 def test_the_name_is_the_stream_unless_one_is_given(tmp_path: Path) -> None:
