@@ -144,6 +144,29 @@ def test_messages_that_another_program_took_are_a_gap(landing: Landing, make_str
         landing.land()
 
 
+@pytest.mark.parametrize("first", [5, 6])
+def test_messages_that_are_removed_before_they_are_read_are_a_gap(
+    landing: Landing, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """A purge of some or all of a range, after it was planned: they were not acknowledged for the table."""
+    make_stream(retention="workqueue", allow_direct=True)
+    landing.make_table()
+    landing.publish(2)
+    landing.land()
+    landing.publish(3)
+    read = StreamRangeReader.read
+
+    def purge_once(reader: StreamRangeReader, *arguments: Any) -> Any:
+        monkeypatch.setattr(StreamRangeReader, "read", read)
+        landing.client.api(f"STREAM.PURGE.{landing.name}", {"seq": first})
+        return read(reader, *arguments)
+
+    monkeypatch.setattr(StreamRangeReader, "read", purge_once)
+    with pytest.raises(StreamGap, match=f"3 to {first - 1} were removed"):
+        landing.land()
+    assert read_seqs(landing.config) == [1, 2]
+
+
 def test_a_work_queue_with_another_consumer_is_refused(landing: Landing, make_stream: MakeStream) -> None:
     make_stream(retention="workqueue", allow_direct=True)
     landing.make_table()

@@ -84,7 +84,7 @@ def add(
     output.print_result(
         session.json,
         {"name": stream, "table": table, "config": str(config)},
-        f"stream {stream} will be written to table {table}; start with 'headrace table run'",
+        f"stream {new.stream} will be written to table {table}; start with 'headrace table run'",
     )
 
 

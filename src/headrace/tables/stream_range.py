@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -159,11 +160,13 @@ class StreamRangeReader:
 
     def _check_gap(self, info: StreamInfo, first: int) -> None:
         if not self._config.allows_gaps:
-            raise StreamGap(
-                f"stream {info.name!r} now starts at sequence {info.first_seq}: {first} to {info.first_seq - 1} were "
-                f"removed before they were written to the table. {_explain_removal(info)}To continue without them, set "
-                "on_gap: continue"
-            )
+            self._raise_gap(info, first, info.first_seq - 1)
+
+    def _raise_gap(self, info: StreamInfo, first: int, last: int) -> NoReturn:
+        raise StreamGap(
+            f"stream {info.name!r} has lost messages: {first} to {last} were removed before they were written to the table. "
+            f"{_explain_removal(info)}To continue without them, set on_gap: continue"
+        )
 
     def read(self, planned: NextRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range, in order. `take_gaps` returns what was removed before it was read."""
@@ -188,9 +191,11 @@ class StreamRangeReader:
                 for batch in self._source.read(partition, self._schema):
                     if gaps is not None:
                         gaps.on_rows(batch.column("seq").to_numpy())
+                        self._check_found(gaps, planned.info)
                     yield batch
             if gaps is not None:
                 gaps.on_end(planned.end)
+                self._check_found(gaps, planned.info)
         except DataLoss as error:
             raise StreamGap(str(error).replace("failOnDataLoss=false", "on_gap: continue")) from error
         finally:
@@ -198,13 +203,20 @@ class StreamRangeReader:
                 self._source.unpin(pin)
 
     def _make_gap_finder(self, planned: NextRange, pin: str) -> GapFinder | None:
-        if self._config.on_gap == "stop" or self._config.bucket:
-            # A gap is an error, or was replaced as usual.
+        if self._config.bucket:
+            # What is missing was replaced as usual.
+            return None
+        if self._config.on_gap == "stop" and planned.info.retention == "limits":
+            # The reader raises an error. In other streams it takes what is missing for acknowledged.
             return None
         if pin:
             first_seq = self.get_info().first_seq
             return GapFinder(planned.start, lambda: first_seq)
         return GapFinder(planned.start, lambda: self._get_info_while_reading().first_seq)
+
+    def _check_found(self, gaps: GapFinder, info: StreamInfo) -> None:
+        if not self._config.allows_gaps and (found := gaps.take()):
+            self._raise_gap(info, *found[0])
 
     def take_gaps(self) -> list[Gap]:
         """Return what was removed before it was read, and found since the last call."""

@@ -91,7 +91,7 @@ def test_a_range_continues_after_the_position(reader: StreamRangeReader) -> None
 
 def test_a_gap_stops(reader: StreamRangeReader, source: FakeSource) -> None:
     source.infos = [replace(INFO, first_seq=8)]
-    with pytest.raises(StreamGap, match=r"starts at sequence 8: 5 to 7 were removed .*on_gap: continue"):
+    with pytest.raises(StreamGap, match=r"has lost messages: 5 to 7 were removed .*on_gap: continue"):
         reader.plan(POSITION)
 
 
