@@ -144,6 +144,27 @@ def test_messages_that_another_program_took_are_a_gap(landing: Landing, make_str
         landing.land()
 
 
+def test_messages_that_are_acknowledged_meanwhile_do_not_disturb_a_verification(
+    landing: Landing, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_stream(retention="workqueue", allow_direct=True)
+    landing.make_table()
+    landing.publish(5)
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamRangeReader, "on_committed", lambda reader, position: None)
+        landing.land()
+    read = StreamRangeReader.read_stored
+
+    def acknowledge_first(reader: StreamRangeReader, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(StreamRangeReader, "read_stored", read)
+        landing.land()
+        return read(reader, *arguments, **options)
+
+    monkeypatch.setattr(StreamRangeReader, "read_stored", acknowledge_first)
+    assert landing.verify() == []
+    assert count_messages(landing) == 0
+
+
 @pytest.mark.parametrize("first", [5, 6])
 def test_messages_that_are_removed_before_they_are_read_are_a_gap(
     landing: Landing, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, first: int

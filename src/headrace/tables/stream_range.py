@@ -178,14 +178,17 @@ class StreamRangeReader:
             self._source.lease_claims(planned.start - 1)
         yield from fetch_payloads(self.read_stored(planned), self._claim_options)
 
-    def read_stored(self, planned: NextRange) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range as the stream has them: claims are references."""
+    def read_stored(self, planned: NextRange, *, finds_gaps: bool = True) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a range as the stream has them: claims are references.
+
+        Without `finds_gaps`, a stream may remove messages that are in the table already.
+        """
         self._gaps = None
         if planned.start >= planned.end:
             return
         pin = self._pin(planned)
         try:
-            self._gaps = gaps = self._make_gap_finder(planned, pin)
+            self._gaps = gaps = self._make_gap_finder(planned, pin) if finds_gaps else None
             seq_range = SeqRange(planned.start, planned.end, planned.info.first_seq)
             for partition in self._source.plan(seq_range, pin):
                 for batch in self._source.read(partition, self._schema):
