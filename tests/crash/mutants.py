@@ -338,7 +338,7 @@ def checkpoint_of_an_open_frame(patch: Patch) -> None:
 
     def take(self: Any, running: Any) -> None:
         while running.to_capture:
-            self._capture(running, running.to_capture.popleft())
+            self._capturer.capture_whole(running, running.to_capture.popleft())
         running.captured_frame = self._store.frame_number - 1
         running.flush_target = self._store.flusher.added_count
 
@@ -420,7 +420,7 @@ def stale_columns_trusted(patch: Patch) -> None:
 
 def ids_of_another_generation(patch: Patch) -> None:
     """Give subjects new ids, and accept columns with the old ones."""
-    patch(file_log.FileLog, "drop_dead_subjects", lambda real: StreamLog.drop_dead_subjects)
+    patch(file_log.FileLog, "on_subjects_renumbered", lambda real: StreamLog.on_subjects_renumbered)
 
 
 def counted_before_its_turn(patch: Patch) -> None:

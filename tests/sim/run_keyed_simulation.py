@@ -12,16 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import Pool
 
+from headrace.broker.consumers import ack_state_record
 from headrace.broker.consumers.message_keys import SubjectKeys, TokenKeys
 from headrace.sim.keyed_simulation import KeyedSimulation
 
-from .store_sizes import SIZES
+from .module_settings import module_settings
+from .store_sizes import SIZES, SMALL_SLICES
 
 
 def run_keyed(seed: int) -> KeyedSimulation:
     """Run one seed, with small or larger files; with small ones, also searches look at few messages."""
     simulation = KeyedSimulation(seed, SIZES[seed % 2])
-    with search_rows(*((1, 4) if seed % 2 == 0 else (16, 64))):
+    slices = ((ack_state_record, "KEYS_PER_SLICE", 1 + seed % 3), *SMALL_SLICES)
+    with search_rows(*((1, 4) if seed % 2 == 0 else (16, 64))), module_settings(*slices):
         simulation.run()
     return simulation
 

@@ -24,7 +24,8 @@ from headrace.sim.simulation import Simulation
 from headrace.sim.store_simulation import StoreSimulation
 
 from .coverage_marks import names, taken
-from .store_sizes import SIZES
+from .module_settings import module_settings
+from .store_sizes import SIZES, SMALL_SLICES
 
 FIGURES = Path("out/sim.json")
 #: Every how many seeds a store simulation runs too, and every how many a seed is repeated.
@@ -49,7 +50,8 @@ def run_store(seed: int) -> str:
 
 def _run_seed(seed: int, make: Any, replay: str) -> str:
     try:
-        return str(make(seed).run())
+        with module_settings(*SMALL_SLICES):
+            return str(make(seed).run())
     except Exception as error:
         text = f"{type(error).__name__}: {error}\nreplay: python -m tests.sim.{replay} {seed}"
         raise Violation(text) from error

@@ -1,8 +1,12 @@
 """Sizes of simulated stores: files are filled and replaced within a few messages, or hardly ever."""
 
 from headrace.storage import StoreOptions
+from headrace.storage.log import renumbering
 
 KIB = 1 << 10
+
+#: Settings for `module_settings`: subjects get new ids in many slices.
+SMALL_SLICES = ((renumbering, "SUBJECTS_PER_SLICE", 2), (renumbering, "SUBJECTS_AT_ONCE", 1))
 
 SIZES = (
     StoreOptions(

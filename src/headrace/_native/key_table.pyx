@@ -588,28 +588,61 @@ cdef class KeyTable:
         self.drop_unused()
 
     def remap(self, const uint32_t[::1] new_keys not None, const unsigned char[::1] kept not None):
-        cdef Py_ssize_t i, known = new_keys.shape[0]
+        cdef KeyTable old = KeyTable(self.limit)
+        cdef Py_ssize_t i, slot, known = min(new_keys.shape[0], kept.shape[0])
         cdef uint32_t key
-        keys = [
-            (self.names[i] - 1, self.counts[i] & COUNT, self.firsts[i])
-            for i in range(self.key_slots)
-            if self.names[i]
-        ]
-        pending = [(self.seqs[i], self.owners[i]) for i in range(self.seq_slots) if self.seqs[i]]
-        order = [self.ring[(self.ring_at + i) % self.ring_size] for i in range(self.ring_used)]
-        passed = self.passed
-        self.clear()
-        self.passed = passed
-        for seq, key in pending:
-            if key < known and kept[key]:
-                self.add(seq, new_keys[key])
-        firsts = {key: first for key, _, first in keys if first and key < known and kept[key]}
-        for key in order:  # keeps its order
-            if key in firsts:
-                self.set_first(new_keys[key], firsts.pop(key))
-        for each, first in firsts.items():
-            key = each
-            self.set_first(new_keys[key], first)
+        self.swap_with(old)
+        self.passed = old.passed
+        # Full size from the start: in the order of slots, a smaller table would be filled from one end.
+        self.resize_keys(old.key_slots)
+        self.resize_seqs(old.seq_slots)
+        for i in range(old.seq_slots):
+            key = old.owners[i]
+            if old.seqs[i] and key < known and kept[key]:
+                self.counts[self.get_key(new_keys[key])] += 1
+                self.put_seq(old.seqs[i], new_keys[key])
+        for i in range(old.ring_used):  # keeps its order
+            key = old.ring[(old.ring_at + i) % old.ring_size]
+            slot = old.find_key(key)
+            if slot >= 0 and key < known and kept[key]:
+                self.restore_first(new_keys[key], old.firsts[slot])
+        for slot in range(old.key_slots):
+            key = old.names[slot] - 1
+            if old.names[slot] and key < known and kept[key]:
+                self.restore_first(new_keys[key], old.firsts[slot])
+
+    cdef int restore_first(self, uint32_t key, uint64_t seq) except -1:
+        """Set the first passed-over sequence of a key, if there is one, and queue the key if it is ready."""
+        cdef Py_ssize_t slot
+        if seq:
+            slot = self.get_key(key)
+            self.put_first(slot, seq)
+            self.queue_if_ready(slot)
+        return 0
+
+    cdef int swap_with(self, KeyTable other) except -1:
+        """Exchange the content with another table."""
+        self.names, other.names = other.names, self.names
+        self.counts, other.counts = other.counts, self.counts
+        self.firsts, other.firsts = other.firsts, self.firsts
+        self.seqs, other.seqs = other.seqs, self.seqs
+        self.owners, other.owners = other.owners, self.owners
+        self.ring, other.ring = other.ring, self.ring
+        self.changed, other.changed = other.changed, self.changed
+        self.key_slots, other.key_slots = other.key_slots, self.key_slots
+        self.keys_used, other.keys_used = other.keys_used, self.keys_used
+        self.seq_slots, other.seq_slots = other.seq_slots, self.seq_slots
+        self.seqs_used, other.seqs_used = other.seqs_used, self.seqs_used
+        self.ring_size, other.ring_size = other.ring_size, self.ring_size
+        self.ring_at, other.ring_at = other.ring_at, self.ring_at
+        self.ring_used, other.ring_used = other.ring_used, self.ring_used
+        self.changed_size, other.changed_size = other.changed_size, self.changed_size
+        self.changed_used, other.changed_used = other.changed_used, self.changed_used
+        self.lowest, other.lowest = other.lowest, self.lowest
+        self.lowest_known, other.lowest_known = other.lowest_known, self.lowest_known
+        self.blocked, other.blocked = other.blocked, self.blocked
+        self.passed, other.passed = other.passed, self.passed
+        return 0
 
     def clear(self):
         memset(self.names, 0, self.key_slots * 4)

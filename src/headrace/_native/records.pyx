@@ -143,6 +143,14 @@ cdef object grow_array(object array, Py_ssize_t used, Py_ssize_t capacity):
     return fresh
 
 
+cdef inline void put_uint64(uint8_t *to, uint64_t value) noexcept nogil:
+    """Encode a number as MessagePack does."""
+    cdef int shift
+    to[0] = 0xCF
+    for shift in range(8):
+        to[1 + shift] = <uint8_t>(value >> (56 - 8 * shift))
+
+
 cdef bint matches_pattern(const char *pattern, Py_ssize_t pl, const char *subject, Py_ssize_t sl) noexcept nogil:
     """Return whether a pattern with wildcards matches a subject, token by token."""
     cdef Py_ssize_t p = 0, s = 0, pe, se
@@ -384,23 +392,51 @@ cdef class SubjectIndex:
         self.a_lasts[:] = 0
         self.alive = 0
 
-    def drop_empty(self):
-        """Drop subjects without a live message; return the new id of each old one, 0 for dropped ones."""
-        cdef SubjectIndex fresh = SubjectIndex()
-        cdef Py_ssize_t i, kept
-        keep = np.flatnonzero(self.counts)
-        if not len(keep):
-            keep = np.arange(min(self.n, 1))  # dead rows have id 0, which must exist
-        cdef int64_t[::1] ids = np.ascontiguousarray(keep, np.int64)
-        for i in range(ids.shape[0]):
-            fresh.c_add(self.arena + self.ends[ids[i]], self.ends[ids[i] + 1] - self.ends[ids[i]])
-        kept = fresh.n
-        fresh.a_counts[:kept], fresh.a_firsts[:kept] = self.a_counts[keep], self.a_firsts[keep]
-        fresh.a_lasts[:kept], fresh.a_classes[:kept] = self.a_lasts[keep], self.a_classes[keep]
-        moved = np.zeros(self.n, np.uint32)
-        moved[keep] = np.arange(kept, dtype=np.uint32)
+    def copy_subjects(self, SubjectIndex other not None, ids):
+        """Add subjects of another index, given by their ids there; this one must have none of them."""
+        cdef const int64_t[::1] sids = np.ascontiguousarray(ids, np.int64)
+        cdef Py_ssize_t i
+        cdef int64_t sid
+        for i in range(sids.shape[0]):
+            sid = sids[i]
+            if not 0 <= sid < other.n:
+                raise IndexError(sid)
+            self.c_new(other.arena + other.ends[sid], other.ends[sid + 1] - other.ends[sid], other.hashes[sid])
+
+    def replace(self, SubjectIndex fresh not None, old_ids):
+        """Become `fresh`, whose subjects have had these ids here; each has the same count, sequences and class as before.
+
+        No other subject may have a live message. `fresh` must not be used any more.
+        """
+        cdef Py_ssize_t kept = fresh.n
+        if len(old_ids) != kept:
+            raise ValueError(f"{len(old_ids)} ids for {kept} subjects")
+        fresh.a_counts[:kept], fresh.a_firsts[:kept] = self.a_counts[old_ids], self.a_firsts[old_ids]
+        fresh.a_lasts[:kept], fresh.a_classes[:kept] = self.a_lasts[old_ids], self.a_classes[old_ids]
         self.swap_with(fresh)
-        return moved
+
+    def encode_names(self, ids, const uint64_t[::1] seqs not None):
+        """Encode pairs of a subject, given by its id, and a sequence as elements of an array of MessagePack."""
+        cdef const uint32_t[::1] sids = np.ascontiguousarray(ids, np.uint32)
+        cdef Py_ssize_t i, sid, length, at = 0, size = 0
+        if seqs.shape[0] != sids.shape[0]:
+            raise ValueError(f"{seqs.shape[0]} sequences for {sids.shape[0]} subjects")
+        for i in range(sids.shape[0]):
+            sid = sids[i]
+            if sid >= self.n:
+                raise IndexError(sid)
+            size += 13 + <Py_ssize_t>(self.ends[sid + 1] - self.ends[sid])
+        out = bytearray(size)
+        cdef uint8_t *p = <uint8_t *>PyByteArray_AS_STRING(out)
+        for i in range(sids.shape[0]):
+            sid = sids[i]
+            length = self.ends[sid + 1] - self.ends[sid]
+            p[at], p[at + 1], p[at + 2], p[at + 3] = 0x92, 0xC5, length >> 8, length & 0xFF
+            memcpy(p + at + 4, self.arena + self.ends[sid], length)
+            at += 4 + length
+            put_uint64(p + at, seqs[i])
+            at += 9
+        return bytes(out)
 
     cdef int swap_with(self, SubjectIndex other) except -1:
         """Take over the content of `other`, which must only be released afterwards; it gets the old buffers."""
@@ -732,21 +768,36 @@ cdef class SegmentIndex:
         self.c_live = p8(self.live)
         self.alive = self.alive_bytes = 0
 
-    def remap_subjects(self, moved):
-        """Replace subject ids: `moved` has the new id of each old one."""
+    def map_subjects(self, new_ids):
+        """Return the column of subject ids, as an array, with `new_ids[i]` instead of each id i."""
+        if self.packed is not None:
+            return new_ids[self.to_array(3)]
+        if not self.rows:
+            return np.zeros(0 if self.subject is None else len(self.subject), np.uint32)
+        subject = np.zeros(len(self.subject), np.uint32)
+        subject[: self.rows] = new_ids[self.subject[: self.rows]]
+        return subject
+
+    def encode_subjects(self, subject):
+        """Return a result of `map_subjects` in the form that this column has: an array, or packed."""
+        return subject if self.packed is None else pack_column(subject)
+
+    def set_subjects(self, column):
+        """Replace the subject ids by a result of `encode_subjects`; since then no row was added, and none packed."""
         if not self.rows:
             return
         if self.packed is not None:
-            subject = pack_column(moved[self.to_array(3)])
-            self.packed = [*self.packed[:3], subject, *self.packed[4:]]
-            set_packed(&self.p_subject, PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), self.rows)
+            if not is_packed_column(column, self.rows):
+                raise ValueError(f"not a packed column of {self.rows} rows")
+            self.packed = [*self.packed[:3], column, *self.packed[4:]]
+            set_packed(&self.p_subject, PyBytes_AS_STRING(column), PyBytes_GET_SIZE(column), self.rows)
             return
-        subject = np.zeros(len(self.subject), np.uint32)
-        subject[: self.rows] = moved[self.subject[: self.rows]]
-        self.subject = subject
-        self.c_subject = c32(subject)
+        if len(column) != len(self.subject):
+            raise ValueError(f"{len(column)} subjects instead of {len(self.subject)}")
+        self.subject = column
+        self.c_subject = c32(column)
         if self.cap > 0:
-            self.w_subject = p32(subject)
+            self.w_subject = p32(column)
 
     def live_bits(self, Py_ssize_t lo=0, Py_ssize_t hi=-1):
         """Return numpy.packbits of the live flags of the rows from lo to hi, b"" if all of them are live."""

@@ -176,21 +176,32 @@ class SubjectIndex:
         self._lasts[:] = 0
         self.alive = 0
 
-    def drop_empty(self) -> Array:
-        """Drop subjects without a live message; return the new id of each old one, 0 for dropped ones."""
-        keep = np.flatnonzero(self.counts)
-        if not len(keep):
-            keep = np.arange(min(len(self), 1))  # dead rows have id 0, which must exist
-        moved = np.zeros(len(self), np.uint32)
-        moved[keep] = np.arange(len(keep), dtype=np.uint32)
-        self._names = [self._names[sid] for sid in keep.tolist()]
-        self._ids = {name: sid for sid, name in enumerate(self._names)}
-        room = max(len(keep), 8)
-        self._counts = grow_array(self._counts[keep], len(keep), room)
-        self._firsts = grow_array(self._firsts[keep], len(keep), room)
-        self._lasts = grow_array(self._lasts[keep], len(keep), room)
-        self._classes = grow_array(self._classes[keep], len(keep), room)
-        return moved
+    def copy_subjects(self, other: SubjectIndex, ids: Array) -> None:
+        """Add subjects of another index, given by their ids there; this one must have none of them."""
+        for sid in ids.tolist():
+            self.add(other.name(sid))
+
+    def replace(self, fresh: SubjectIndex, old_ids: Array) -> None:
+        """Become `fresh`, whose subjects have had these ids here; each has the same count, sequences and class as before.
+
+        No other subject may have a live message. `fresh` must not be used any more.
+        """
+        if len(old_ids) != len(fresh):
+            raise ValueError(f"{len(old_ids)} ids for {len(fresh)} subjects")
+        self._ids, self._names = fresh._ids, fresh._names
+        kept, room = len(old_ids), len(fresh._counts)
+        self._counts = grow_array(self._counts[old_ids], kept, room)
+        self._firsts = grow_array(self._firsts[old_ids], kept, room)
+        self._lasts = grow_array(self._lasts[old_ids], kept, room)
+        self._classes = grow_array(self._classes[old_ids], kept, room)
+
+    def encode_names(self, ids: Array, seqs: Array) -> bytes:
+        """Encode pairs of a subject, given by its id, and a sequence as elements of an array of MessagePack."""
+        pairs = zip((self.name(sid) for sid in ids.tolist()), seqs.tolist(), strict=True)
+        return b"".join(
+            b"\x92\xc5" + len(name).to_bytes(2, "big") + name + b"\xcf" + seq.to_bytes(8, "big")
+            for name, seq in pairs
+        )
 
     def on_message_removed(self, sid: int, seq: int) -> None:
         self._counts[sid] -= 1
@@ -311,11 +322,23 @@ class SegmentIndex(SegmentArrays):
         self.live = np.zeros(max(self._capacity, self.rows), np.uint8)
         self.alive = self.alive_bytes = 0
 
-    def remap_subjects(self, new_ids: Array) -> None:
-        """Replace subject ids: `new_ids` has the new id of each old one."""
-        subject = np.zeros(len(self.subject), np.uint32)
+    def map_subjects(self, new_ids: Array) -> Array:
+        """Return the column of subject ids, as an array, with `new_ids[i]` instead of each id i."""
+        subject: Array = np.zeros(len(self.subject), np.uint32)
         subject[: self.rows] = new_ids[self.subject[: self.rows]]
-        self.subject = subject
+        return subject
+
+    def encode_subjects(self, subject: Array) -> Array | bytes:
+        """Return a result of `map_subjects` in the form that this column has: an array, or packed."""
+        return subject
+
+    def set_subjects(self, column: Array | bytes) -> None:
+        """Replace the subject ids by a result of `encode_subjects`; since then no row was added, and none packed."""
+        if not self.rows:
+            return
+        if not isinstance(column, np.ndarray) or len(column) != len(self.subject):
+            raise ValueError(f"not the subjects of {self.rows} rows")
+        self.subject = column
 
     def live_bits(self, lo: int = 0, hi: int = -1) -> bytes:
         hi = self.rows if hi < 0 else hi

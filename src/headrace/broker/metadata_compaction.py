@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace.broker.stream import Stream
     from headrace.broker.timers import Timers
     from headrace.storage import MetadataStore
+    from headrace.storage.metadata_store import ValueSteps
 
 
 class MetadataCompaction:
@@ -40,13 +41,13 @@ class MetadataCompaction:
         stream = self._find_stream(key[len(DEDUP_KEY) :].partition(b"/")[0])
         return stream.dedup.encode_block(key) if stream is not None and stream.dedup is not None else b""
 
-    def _compact_ack_state(self, key: bytes) -> bytes:
+    def _compact_ack_state(self, key: bytes) -> bytes | ValueSteps:
         ident, _, name = key[len(ACK_STATE_KEY) :].partition(b"/")
         stream = self._find_stream(ident)
         consumer = stream.consumer_set.find(name.decode()) if stream is not None else None
         if consumer is None:
             return b""
-        return consumer.ack_state.encode_snapshot(self._timers.clock_offset_ns)
+        return consumer.ack_state.start_snapshot(self._timers.clock_offset_ns)
 
     def _compact_source_positions(self, key: bytes) -> bytes:
         stream = self._find_stream(key[len(SOURCE_POSITIONS_KEY) :])

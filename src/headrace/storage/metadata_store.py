@@ -7,9 +7,11 @@ about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 from zlib import crc32
+
+import msgspec
 
 from headrace.code_probes import sometimes
 from headrace.storage.checkpoint_schema import MetadataEntryState
@@ -17,7 +19,9 @@ from headrace.storage.format import DELETE_KEY, MERGE, PUT, encode_entry, encode
 from headrace.storage.native_records import OpenFrame
 
 SHARDS = 64
-MetadataCompactor = Callable[[bytes], bytes]
+#: A value that is encoded in slices. It must be what it was when the steps were made, whatever happens in between.
+ValueSteps = Generator[None, None, bytes]
+MetadataCompactor = Callable[[bytes], bytes | ValueSteps]
 
 
 class _MetadataEntry:
@@ -37,6 +41,36 @@ class MetadataShard:
     def __init__(self) -> None:
         self.entries: dict[bytes, _MetadataEntry] = {}
         self.changed_frame = 0
+
+
+class ShardCapture:
+    """The state of a shard at one moment, of which some values are still to be encoded."""
+
+    def __init__(self) -> None:
+        self._states: list[MetadataEntryState] = []
+        self._unfinished: list[tuple[int, ValueSteps]] = []
+
+    def add(self, key: bytes, value: bytes | ValueSteps | None, operands: list[bytes]) -> None:
+        """Add the state of an entry."""
+        if isinstance(value, Generator):
+            self._unfinished.append((len(self._states), value))
+            value = None
+        self._states.append(MetadataEntryState(key, value, operands))
+
+    def encode_more(self) -> bool:
+        """Encode a slice of what is left; return whether all values are encoded."""
+        if self._unfinished:
+            at, steps = self._unfinished[-1]
+            try:
+                next(steps)
+            except StopIteration as finished:
+                self._states[at] = msgspec.structs.replace(self._states[at], value=finished.value)
+                self._unfinished.pop()
+        return not self._unfinished
+
+    def encode(self) -> bytes:
+        """Encode the shard as a section of a checkpoint."""
+        return msgspec.msgpack.encode(self._states)
 
 
 class PreparedDelete(NamedTuple):
@@ -149,23 +183,24 @@ class MetadataStore:
     def apply_delete(self, key: bytes) -> None:
         self.shards[crc32(key) % SHARDS].entries.pop(key, None)
 
-    def capture_shard(self, number: int) -> list[MetadataEntryState]:
-        """Return the current state of a shard, with operands compacted into values where a compactor is registered."""
-        return [
-            self._capture_entry(key, metadata_entry)
-            for key, metadata_entry in sorted(self.shards[number].entries.items())
-        ]
+    def capture_shard(self, number: int) -> ShardCapture:
+        """Capture the current state of a shard, with operands compacted into values where a compactor is registered."""
+        capture = ShardCapture()
+        for key, metadata_entry in sorted(self.shards[number].entries.items()):
+            self._capture_entry(capture, key, metadata_entry)
+        return capture
 
-    def _capture_entry(self, key: bytes, metadata_entry: _MetadataEntry) -> MetadataEntryState:
+    def _capture_entry(self, capture: ShardCapture, key: bytes, metadata_entry: _MetadataEntry) -> None:
         compactor = self._find_compactor(key) if metadata_entry.has_operands else None
-        if compactor is not None:
-            sometimes("merge operands are compacted")
-            metadata_entry.value, metadata_entry.operands, metadata_entry.has_operands = (
-                compactor(key),
-                [],
-                False,
-            )
-        return MetadataEntryState(key, metadata_entry.value, list(metadata_entry.operands))
+        if compactor is None:
+            capture.add(key, metadata_entry.value, list(metadata_entry.operands))
+            return
+        sometimes("merge operands are compacted")
+        value = compactor(key)
+        if isinstance(value, bytes):
+            metadata_entry.value, metadata_entry.operands, metadata_entry.has_operands = value, [], False
+        # Else the entry stays as it is: the next checkpoint encodes its value again.
+        capture.add(key, value, [])
 
     def restore_shard(self, number: int, states: list[MetadataEntryState]) -> None:
         """Restore a shard from the result of `capture_shard`."""

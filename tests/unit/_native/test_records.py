@@ -424,7 +424,7 @@ def test_sealed_columns_answer_like_growing_ones(records: ModuleType, sparse: bo
     columns.seal()
     assert answers() == before
     moved = np.arange(len(subjects), dtype=np.uint32)[::-1].copy()
-    columns.remap_subjects(moved)
+    columns.set_subjects(columns.encode_subjects(columns.map_subjects(moved)))
     assert columns.get_subjects(np.arange(700)).tolist() == [moved[row[2]] for row in before[0]]
     for rows in ([-1], [700]):
         if records is compiled:

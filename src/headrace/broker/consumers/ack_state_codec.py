@@ -6,6 +6,7 @@ and no store. See ADR 20.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ import numpy as np
 
 from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
+#: How MessagePack begins an array, and an array without elements, which is the last field of a delta.
+_ARRAY_HEAD = struct.Struct(">BI")
+_NO_PASSED_KEYS = b"\x90"
 _RUNS, _BITS, _GAPS = b"r", b"b", b"g"
 
 
@@ -121,6 +125,13 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode_delta(delta: AckStateDelta) -> bytes:
     return _encoder.encode(delta)
+
+
+def append_passed_keys(encoded: bytes, count: int, pairs: list[bytes]) -> bytes:
+    """Return an encoded delta, which has no passed keys, with `count` of them, which are encoded as pairs."""
+    if not encoded.endswith(_NO_PASSED_KEYS):
+        raise ValueError("the delta has passed keys")
+    return b"".join([encoded.removesuffix(_NO_PASSED_KEYS), _ARRAY_HEAD.pack(0xDD, count), *pairs])
 
 
 def decode_delta(data: bytes) -> AckStateDelta:

@@ -6,6 +6,7 @@ Owns the fields and the record of what changed in them since they were last pers
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,22 @@ from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.key_order import KeyOrder
+    from headrace.broker.consumers.message_keys import Keys
+
+#: Blocked keys that one slice encodes.
+KEYS_PER_SLICE = 8_192
+
+
+def _iter_append_keys(
+    encoded: bytes, key_order: KeyOrder, keys: Keys, firsts: Seqs
+) -> Generator[None, None, bytes]:
+    """Append keys to an encoded state, in slices. Until the end, the log must not give subjects new ids."""
+    pairs = []
+    for start in range(0, len(keys), KEYS_PER_SLICE):
+        end = start + KEYS_PER_SLICE
+        pairs.append(key_order.encode_pairs(keys[start:end], firsts[start:end]))
+        yield
+    return codec.append_passed_keys(encoded, len(keys), pairs)
 
 
 class AckStateRecord:
@@ -129,6 +146,21 @@ class AckStateRecord:
 
     def encode_snapshot(self, clock_offset_ns: int = 0) -> bytes:
         """Encode the whole state; `clock_offset_ns` as for `encode_delta`."""
+        encoded = self._encode_without_keys(clock_offset_ns)
+        if self.key_order is None:
+            return encoded
+        keys, firsts = self.key_order.copy_firsts()
+        return codec.append_passed_keys(encoded, len(keys), [self.key_order.encode_pairs(keys, firsts)])
+
+    def start_snapshot(self, clock_offset_ns: int) -> bytes | Generator[None, None, bytes]:
+        """Encode the whole state as it is now; return the slices of the rest if there are many keys."""
+        if self.key_order is None or self.key_order.blocked <= KEYS_PER_SLICE:
+            return self.encode_snapshot(clock_offset_ns)
+        encoded = self._encode_without_keys(clock_offset_ns)
+        return _iter_append_keys(encoded, self.key_order, *self.key_order.copy_firsts())
+
+    def _encode_without_keys(self, clock_offset_ns: int) -> bytes:
+        """Encode the state without the passed keys of `key_order`."""
         count = len(self.pending)
         stream = np.fromiter(self.pending, dtype=np.uint64, count=count)
         consumer = np.fromiter(self.pending.values(), dtype=np.uint64, count=count)
@@ -142,9 +174,8 @@ class AckStateRecord:
             (seq, due_ns - clock_offset_ns) for seq, due_ns in individual.items() if seq in self.pending
         ]
         delta.is_snapshot = True
-        delta.passed_keys = (
-            sorted(self.passed_keys.items()) if self.key_order is None else self.key_order.list_all()
-        )
+        if self.key_order is None:
+            delta.passed_keys = sorted(self.passed_keys.items())
         return codec.encode_delta(delta)
 
     def _make_delta(self, removed: Seqs, added: Seqs, consumer: Seqs) -> AckStateDelta:

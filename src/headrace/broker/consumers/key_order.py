@@ -195,8 +195,7 @@ class KeyOrder:
     def on_subjects_remapped(self, new_ids: Array, kept: Array) -> None:
         """Follow the log, which gave subjects new ids."""
         sometimes("subjects renumbered while keys are blocked")
-        blocked = [key for key, _ in self.table.list_firsts()]
-        new_keys, kept_keys = self._keys.remap(new_ids, kept, blocked)
+        new_keys, kept_keys = self._keys.remap(new_ids, kept, self._list_blocked())
         self._search.clear()
         self.table.remap(new_keys, kept_keys.view(np.uint8))
         self.needs_snapshot = True
@@ -365,6 +364,18 @@ class KeyOrder:
         """Return all blocked keys."""
         get_name = self._keys.get_name
         return sorted((get_name(key), first) for key, first in self.table.list_firsts())
+
+    def copy_firsts(self) -> tuple[Keys, Seqs]:
+        """Return all blocked keys, ascending, and the first passed-over sequence of each."""
+        keys = self._list_blocked()
+        keys.sort()
+        firsts: Seqs = np.empty(len(keys), np.uint64)
+        self.table.get_firsts(keys, firsts)
+        return keys, firsts
+
+    def encode_pairs(self, keys: Keys, firsts: Seqs) -> bytes:
+        """Encode keys with their first passed-over sequences, for the end of an encoded ack state."""
+        return self._keys.encode_pairs(keys, firsts)
 
     def list_some(self, most: int) -> list[StoredKey]:
         """Return up to `most` blocked keys, each with a lower bound of its first passed-over sequence."""

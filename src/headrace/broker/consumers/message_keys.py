@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -39,6 +40,9 @@ class MessageKeys(Protocol):
     def get_name(self, key: int) -> bytes:
         """Return the text of a key."""
 
+    def encode_pairs(self, keys: Keys, seqs: Seqs) -> bytes:
+        """Encode pairs of the text of a key and a sequence as elements of an array of MessagePack."""
+
     def find(self, name: bytes) -> int:
         """Return the number of a key; -1 if certainly no message has it."""
 
@@ -56,7 +60,7 @@ class MessageKeys(Protocol):
     def get_lasts(self, keys: Keys) -> Seqs:
         """Return for each key a sequence after which no message has it."""
 
-    def remap(self, new_ids: Array, kept: Array, blocked: list[int]) -> tuple[Array, Array]:
+    def remap(self, new_ids: Array, kept: Array, blocked: Keys) -> tuple[Array, Array]:
         """Apply new ids of subjects; return the same for keys. `blocked` keys may have messages that were not looked at."""
 
 
@@ -78,6 +82,9 @@ class SubjectKeys:
 
     def get_name(self, key: int) -> bytes:
         return self._subjects.name(key)
+
+    def encode_pairs(self, keys: Keys, seqs: Seqs) -> bytes:
+        return self._subjects.encode_names(keys, seqs)
 
     def find(self, name: bytes) -> int:
         return self._subjects.find(name)
@@ -111,7 +118,7 @@ class SubjectKeys:
         lasts: Seqs = self._subjects.lasts[keys] & np.uint64(_SEQ_BITS)
         return lasts
 
-    def remap(self, new_ids: Array, kept: Array, blocked: list[int]) -> tuple[Array, Array]:
+    def remap(self, new_ids: Array, kept: Array, blocked: Keys) -> tuple[Array, Array]:
         return new_ids, kept
 
 
@@ -160,6 +167,10 @@ class TokenKeys:
     def get_name(self, key: int) -> bytes:
         return self._names[key]
 
+    def encode_pairs(self, keys: Keys, seqs: Seqs) -> bytes:
+        names = [self._names[key] for key in keys.tolist()]
+        return b"".join(map(msgspec.msgpack.encode, zip(names, seqs.tolist(), strict=True)))
+
     def find(self, name: bytes) -> int:
         key = self._by_name.get(name, -1)
         if key < 0:
@@ -203,7 +214,7 @@ class TokenKeys:
     def get_lasts(self, keys: Keys) -> Seqs:
         return np.full(len(keys), self._log.last_seq, np.uint64)
 
-    def remap(self, new_ids: Array, kept: Array, blocked: list[int]) -> tuple[Array, Array]:
+    def remap(self, new_ids: Array, kept: Array, blocked: Keys) -> tuple[Array, Array]:
         known = min(len(kept), len(self._by_subject))
         old_keys = self._by_subject[:known]
         is_known = kept[:known] & (old_keys != _UNKNOWN)

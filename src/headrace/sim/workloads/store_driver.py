@@ -8,7 +8,7 @@ happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from headrace.errors import StoreFull
 from headrace.sim.checkers.store_invariants import MEMORY_PREFIX, Violation, describe_difference, read_state
@@ -19,6 +19,8 @@ from headrace.storage import Store, StoreOptions, StreamLog, open_store, release
 from headrace.storage.snapshot import leases
 
 EMPTY_STATE: StoreState = ((), ())
+#: Compacted values of this size are encoded in slices.
+SLICED_BYTES = 24
 
 
 class CommitHistory:
@@ -45,6 +47,12 @@ class CommitHistory:
         return len(self.states) - 1
 
 
+def _iter_encode(value: bytes) -> Generator[None, None, bytes]:
+    yield
+    yield
+    return value
+
+
 class StoreDriver:
     """Applies every possible change of a store to the store and to the model."""
 
@@ -62,10 +70,15 @@ class StoreDriver:
     def _open(self) -> tuple[Store, StoreState]:
         store = open_store(self.disk, self.clock, self.options)
         found = read_state(store)
-        store.metadata.register_compactor(b"", lambda key: self.model.metadata.get(key, b""))
+        store.metadata.register_compactor(b"", self._compact)
         store.set_observer(self)
         self._frame_number = store.frame_number
         return store, found
+
+    def _compact(self, key: bytes) -> bytes | Generator[None, None, bytes]:
+        """Return the value of a key; long ones in slices."""
+        value = self.model.metadata.get(key, b"")
+        return _iter_encode(value) if len(value) >= SLICED_BYTES else value
 
     def _on_sealed(self, frame: int) -> None:
         self.history.record_frame(frame, self.model.to_state())

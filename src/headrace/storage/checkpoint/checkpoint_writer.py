@@ -18,7 +18,8 @@ from headrace.errors import StoreError
 from headrace.storage import format_features
 from headrace.storage.checkpoint.checkpoint_context import CheckpointContext, DoneCallback
 from headrace.storage.checkpoint.load import LoadedCheckpoint
-from headrace.storage.checkpoint.running_checkpoint import RunningCheckpoint, SectionSource
+from headrace.storage.checkpoint.running_checkpoint import RunningCheckpoint
+from headrace.storage.checkpoint.section_capture import SectionCapturer
 from headrace.storage.checkpoint_schema import CheckpointRoot, ShardEntry, StreamEntry
 from headrace.storage.format import TRAILER_BYTES, checkpoint_path, encode_trailer
 from headrace.storage.io.disk import Op
@@ -27,8 +28,6 @@ from headrace.storage.maintenance.flush import mark_synced, sync_ops
 from headrace.storage.metadata_store import SHARDS
 from headrace.storage.segments.segment import FileSegment
 
-STEP_BYTES = 1 << 20  # captured in one step: bounds how long a commit can be delayed
-STEP_SECTIONS = 64
 FILES_MAX = 8  # checkpoints that a root refers to; with more, the oldest one's sections are captured again
 COPIES = ("a", "b")
 
@@ -52,7 +51,7 @@ class Checkpointer:
         self.features: frozenset[str] = frozenset()  # named in the root
         self.frame_before_open: int | None = None  # for the root; None once it is confirmed
         self.is_open_recorded = False  # whether a root on the disk may have a number there
-        self._shard_frames = [-1] * SHARDS
+        self._capturer = SectionCapturer(store)
         self._existing: list[int] = []  # checkpoints whose files exist
         #: Checkpoint -> the frame up to which the journal is not needed.
         self._start_frames: dict[int, int] = {}
@@ -106,7 +105,7 @@ class Checkpointer:
             if not shard.entries and shard.changed_frame < self._store.frame_number:
                 continue  # empty, and not changed by the open frame
             existing = self.shard_entries.get(number)
-            changed = shard.changed_frame > self._shard_frames[number]
+            changed = shard.changed_frame > self._capturer.shard_frames[number]
             if everything or changed or (existing is not None and existing.ref.checkpoint in stale):
                 running.to_capture.append((None, number))
             elif existing is not None:
@@ -143,7 +142,7 @@ class Checkpointer:
         running = self.running
         if running is None or running.is_syncing or self._store.poisoned is not None:
             return
-        if running.to_capture:
+        if running.to_capture and not running.is_step_submitted:
             self._capture_sections(running)
         if running.to_capture or not self._is_ready(running):
             return
@@ -166,54 +165,20 @@ class Checkpointer:
         )
 
     def _capture_sections(self, running: RunningCheckpoint) -> None:
-        """Capture sections of logs and shards that the open frame has not changed."""
+        """Capture some sections; go on in the next turn if more can be captured now."""
         store = self._store
-        budget = running.size + STEP_BYTES
-        for _ in range(min(len(running.to_capture), STEP_SECTIONS)):
-            if running.size > budget:
-                break
-            source = running.to_capture.popleft()
-            if self._is_changing(source):
-                sometimes("a section waits for its frame")
-                running.to_capture.append(source)
-            else:
-                self._capture(running, source)
+        more = self._capturer.capture_some(running)
         store.flusher.submit_next()  # segments sealed early, and columns of logs whose subjects got new ids
         if not running.to_capture:
             running.captured_frame = store.frame_number - 1
             running.flush_target = store.flusher.added_count
-        elif any(not self._is_changing(each) for each in running.to_capture):
-            store.disk.submit("behind", [], lambda error: self.advance())
+        elif more:
+            running.is_step_submitted = True
+            store.disk.submit("behind", [], lambda error: self._on_next_step(running))
 
-    def _is_changing(self, source: SectionSource) -> bool:
-        log, number = source
-        changed = (log if log is not None else self._store.metadata.shards[number]).changed_frame
-        return changed == self._store.frame_number
-
-    def _capture(self, running: RunningCheckpoint, source: SectionSource) -> None:
-        log, number = source
-        if log is None:
-            self._capture_shard(running, number)
-        elif log.is_deleted:
-            running.delete_frame = max(running.delete_frame, log.deleted_in_frame)
-        else:
-            self._capture_stream(running, log)
-
-    def _capture_stream(self, running: RunningCheckpoint, log: FileLog) -> None:
-        if log.is_sparse:
-            sometimes("a segment is sealed early")
-            log.seal_early()
-        if log.has_many_dead_subjects and not self._store.compactor.is_compacting(log):
-            log.drop_dead_subjects()
-        ref = running.add_section(self._store.store_id, log.encode_state())
-        running.add_stream(log, self._store.journal.last_frame, ref)
-        log.saved_frame = self._store.frame_number - 1
-
-    def _capture_shard(self, running: RunningCheckpoint, number: int) -> None:
-        data = msgspec.msgpack.encode(self._store.metadata.capture_shard(number))
-        ref = running.add_section(self._store.store_id, data)
-        running.shard_entries[number] = ShardEntry(number, self._store.journal.last_frame, ref)
-        self._shard_frames[number] = self._store.frame_number - 1
+    def _on_next_step(self, running: RunningCheckpoint) -> None:
+        running.is_step_submitted = False
+        self.advance()
 
     # Writing
 
@@ -290,7 +255,8 @@ class Checkpointer:
         store = self._store
         for log in store.iter_file_logs():
             log.saved_frame = -1
-        self._shard_frames = [-1] * SHARDS
+        self._capturer.shard_frames = [-1] * SHARDS
+        running.close()
         ops = self._make_unlink_ops()
         self.running = None
         store.on_checkpoint_aborted(running.journaled)
@@ -320,12 +286,14 @@ class Checkpointer:
         store.disk.drain()
         # This checkpoint replaces one that waits for space, whose captured state counts as saved but is in no file.
         interrupted, self.running = self.running, None
+        if interrupted is not None:
+            interrupted.close()
         self.pending_mark = 0
         self.start(everything=interrupted is not None or self.durable_number == 0)
         running = self.running
         assert running is not None
         while running.to_capture:
-            self._capture(running, running.to_capture.popleft())
+            self._capturer.capture_whole(running, running.to_capture.popleft())
         store.flusher.flush_now()
         unsynced, store.flusher.unsynced_segments = store.flusher.unsynced_segments, {}
         store.disk.run(sync_ops(unsynced))

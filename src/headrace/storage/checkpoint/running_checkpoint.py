@@ -7,10 +7,12 @@ is in a section.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
 
 from headrace.storage.checkpoint_schema import SectionRef, ShardEntry, StreamEntry
 from headrace.storage.format import compute_section_crc
 from headrace.storage.log.file_log import FileLog
+from headrace.storage.metadata_store import ShardCapture
 
 #: A section to capture: a log, or None and the number of a shard.
 SectionSource = tuple[FileLog | None, int]
@@ -36,7 +38,20 @@ class RunningCheckpoint:
         )
         self.delete_frame = 0  # the frame that deletes a stream which this checkpoint no longer names
         self.is_syncing = False  # everything is captured, and files are being written
+        self.is_step_submitted = False  # whether the next step comes with the next turn
+        #: Logs whose subjects get new ids before their sections are captured, with the slices of that.
+        self.renumberings: dict[FileLog, Generator[None, None, None]] = {}
+        #: The shard that is being encoded: its state, its number (-1: none), and the frame that the state contains.
+        self.shard_capture: ShardCapture | None = None
+        self.shard_number = -1
+        self.shard_frame = 0
         self._captured_logs: list[FileLog] = []
+
+    def close(self) -> None:
+        """Stop what is unfinished: the checkpoint is abandoned."""
+        for steps in self.renumberings.values():
+            steps.close()
+        self.renumberings.clear()
 
     def add_section(self, store_id: int, data: bytes) -> SectionRef:
         """Add a section; return where it will be."""

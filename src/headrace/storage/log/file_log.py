@@ -223,8 +223,7 @@ class FileLog(StreamLog):
         self.subjects_saved = self.subjects_file_end = 0
         self.subject_checksum = SubjectChecksum(self.subject_index.dump)
 
-    def drop_dead_subjects(self) -> None:
-        super().drop_dead_subjects()
+    def on_subjects_renumbered(self) -> None:
         sealed = self.list_segments()[:-1]
         self.context.file_gc.add(subjects_path(self.ident, self.generation))
         for segment in sealed:

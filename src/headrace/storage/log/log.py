@@ -7,7 +7,7 @@ decide where blocks go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from headrace.errors import CorruptData, StoreError
 from headrace.storage.log.filters import Filter
 from headrace.storage.log.log_index import LogIndex
+from headrace.storage.log.renumbering import Renumbering
 from headrace.storage.native_records import (
     BLOCK_HEADER_BYTES,
     Array,
@@ -64,6 +65,7 @@ class StreamLog(LogIndex):
         self.segment_bytes = limits.segment_bytes
         self.segment_rows = limits.segment_rows
         self.subjects_min = limits.subjects_min
+        self.is_renumbering = False  # whether subjects are about to get new ids
         #: Ranges (inclusive) that were acknowledged and cannot be read.
         self.lost_ranges: list[tuple[int, int]] = []
         super().__init__(open_frame, ident, limits.block_bytes, limits.large_bytes, journaled, first_seq)
@@ -87,6 +89,9 @@ class StreamLog(LogIndex):
 
     def on_corrupt(self, segment: Segment, error: CorruptData) -> None:
         """Called when a block could not be read."""
+
+    def on_subjects_renumbered(self) -> None:
+        """Called when subjects have got new ids."""
 
     # Growing
 
@@ -238,18 +243,33 @@ class StreamLog(LogIndex):
         return dead_count * ROWS_PER_DEAD_SUBJECT >= rows
 
     def drop_dead_subjects(self) -> None:
-        """Drop subjects without a live message; the others get new ids.
+        """Drop subjects without a live message; the others get new ids."""
+        for _ in self.iter_drop_dead_subjects():
+            pass
 
-        Must not be called while a message is being appended.
+    def iter_drop_dead_subjects(self) -> Generator[None, None, None]:
+        """Drop subjects without a live message, in slices; the others get new ids, all in the last slice.
+
+        Must not continue while a message is being appended. Until the end, no rows may be copied to other segments.
         """
+        self.is_renumbering = True
+        try:
+            renumbering = Renumbering(self.subject_index)
+            yield from renumbering.iter_prepare(self._list_sealed_columns)
+            self._renumber(renumbering)
+        finally:
+            self.is_renumbering = False
+
+    def _list_sealed_columns(self) -> list[SegmentIndex]:
+        return [segment.columns for segment in self.sealed_segments]
+
+    def _renumber(self, renumbering: Renumbering) -> None:
         self._filters.refresh()
-        kept = self.subject_index.counts != 0
-        new_ids = self.subject_index.drop_empty()
-        for segment in (*self.sealed_segments, self.active_segment):
-            segment.columns.remap_subjects(new_ids)
+        renumbering.finish(self._list_sealed_columns(), self.columns)
         self._filters.on_subjects_remapped()
         for listener in self.id_listeners:
-            listener.on_subjects_remapped(new_ids, kept)
+            listener.on_subjects_remapped(renumbering.new_ids, renumbering.kept)
+        self.on_subjects_renumbered()
 
     def replace_segments(self, old: list[Segment], new: list[Segment]) -> None:
         """Replace adjacent sealed segments by others with the same sequences."""

@@ -77,12 +77,13 @@ class Compactor:
             self._job.copy_next()
 
     def _take_candidate(self) -> tuple[FileLog, FileSegment] | None:
-        """Return a candidate that can be read; others wait until their blocks are in their files."""
+        """Return a candidate that can be read; others wait for their blocks, or for new ids of their subjects."""
         for path, (log, segment) in list(self._candidates.items()):
             obsolete = log.is_deleted or segment not in log.sealed_segments or segment.damaged
-            if obsolete or _is_readable(segment):
+            ready = _is_readable(segment) and not log.is_renumbering
+            if obsolete or ready:
                 del self._candidates[path]
-            if not obsolete and _is_readable(segment):
+            if not obsolete and ready:
                 return log, segment
         return None
 
