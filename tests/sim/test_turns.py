@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.broker.consumers import ack_state_record
 from headrace.broker.consumers.consumer import Consumer
+from headrace.broker.consumers.key_order import KeyOrder
 from headrace.broker.consumers.redelivery import Redelivery
 from headrace.broker.operation_runner import complete
 from headrace.sim import SimDisk
@@ -303,3 +305,55 @@ def measure_expiry_s(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) ->
     else:
         assert len(consumer.ack_state.redelivery_queue) == pending
     return stopwatch.longest_s
+
+
+@pytest.mark.parametrize("key_tokens", ["", "2"])
+def test_a_checkpoint_encodes_blocked_keys_in_slices(
+    key_tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No slice has more than a few keys, and what changes in between is not lost with a crash."""
+    keys, per_slice = 40, 4
+    monkeypatch.setattr(ack_state_record, "KEYS_PER_SLICE", per_slice)
+    disk = SimDisk()
+    broker = SimBroker(disk, StoreOptions())
+    broker.start()
+    assert "error" not in broker.call("STREAM.CREATE.S", name="S", subjects=["S.>"])
+    log = broker.jetstream.streams["S"].log
+    log.append_many([(b"S.%d" % (number % keys), b"", b"x") for number in range(3 * keys)], 1)
+    receiver = Receiver()
+    broker.router.subscribe_internal(b"receiver", receiver)
+    config = {"durable_name": "c", "ack_policy": "explicit", "ack_wait": 10**15, "key_tokens": key_tokens}
+    body = {"stream_name": "S", "config": config | {"max_ack_pending_per_subject": 1}}
+    assert "error" not in broker.call("CONSUMER.DURABLE.CREATE.S.c", **body)
+    broker.router.publish(b"$JS.API.CONSUMER.MSG.NEXT.S.c", b"receiver", b"", b'{"batch":99}')
+    broker.run_until_idle()
+    assert broker.jetstream.streams["S"].consumers["c"].ack_state.key_order.blocked == keys
+
+    def acknowledge(*numbers: int) -> None:
+        for number in numbers:
+            broker.router.publish(receiver.acks[b"S.%d" % number], b"", b"", b"+ACK")
+
+    acknowledge(0)
+    broker.advance(10**9)
+    sizes: list[int] = []
+    encode = KeyOrder.encode_pairs
+
+    def encode_slice(self: KeyOrder, some: Any, firsts: Any) -> bytes:
+        sizes.append(len(some))
+        if len(sizes) in (2, 5):  # in the middle: the next messages of two keys are delivered
+            acknowledge(len(sizes), keys - len(sizes))
+        return encode(self, some, firsts)
+
+    monkeypatch.setattr(KeyOrder, "encode_pairs", encode_slice)
+    broker.store.checkpoint()
+    broker.run_until_idle()
+    assert sizes == [per_slice] * (keys // per_slice)
+    broker.advance(10**9)
+    assert broker.store.checkpointer.durable_number > 0
+    before = broker.jetstream.streams["S"].consumers["c"].ack_state
+    expected = sorted(before.pending), before.key_order.list_all()
+    assert len(expected[0]) == keys
+    again = SimBroker(disk.kill(), StoreOptions())
+    again.start()
+    after = again.jetstream.streams["S"].consumers["c"].ack_state
+    assert (sorted(after.pending), after.key_order.list_all()) == expected

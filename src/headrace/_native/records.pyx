@@ -404,10 +404,7 @@ cdef class SubjectIndex:
             self.c_new(other.arena + other.ends[sid], other.ends[sid + 1] - other.ends[sid], other.hashes[sid])
 
     def replace(self, SubjectIndex fresh not None, old_ids):
-        """Become `fresh`, whose subjects have had these ids here; each has the same count, sequences and class as before.
-
-        No other subject may have a live message. `fresh` must not be used any more.
-        """
+        """Become `fresh`, which must not be used any more; all live subjects are in it, and had these ids here."""
         cdef Py_ssize_t kept = fresh.n
         if len(old_ids) != kept:
             raise ValueError(f"{len(old_ids)} ids for {kept} subjects")

@@ -182,18 +182,13 @@ class SubjectIndex:
             self.add(other.name(sid))
 
     def replace(self, fresh: SubjectIndex, old_ids: Array) -> None:
-        """Become `fresh`, whose subjects have had these ids here; each has the same count, sequences and class as before.
-
-        No other subject may have a live message. `fresh` must not be used any more.
-        """
+        """Become `fresh`, which must not be used any more; all live subjects are in it, and had these ids here."""
         if len(old_ids) != len(fresh):
             raise ValueError(f"{len(old_ids)} ids for {len(fresh)} subjects")
         self._ids, self._names = fresh._ids, fresh._names
-        kept, room = len(old_ids), len(fresh._counts)
-        self._counts = grow_array(self._counts[old_ids], kept, room)
-        self._firsts = grow_array(self._firsts[old_ids], kept, room)
-        self._lasts = grow_array(self._lasts[old_ids], kept, room)
-        self._classes = grow_array(self._classes[old_ids], kept, room)
+        for name in ("_counts", "_firsts", "_lasts", "_classes"):
+            carried = getattr(self, name)[old_ids]
+            setattr(self, name, grow_array(carried, len(old_ids), len(fresh._counts)))
 
     def encode_names(self, ids: Array, seqs: Array) -> bytes:
         """Encode pairs of a subject, given by its id, and a sequence as elements of an array of MessagePack."""
@@ -321,24 +316,6 @@ class SegmentIndex(SegmentArrays):
         """Mark every row as dead."""
         self.live = np.zeros(max(self._capacity, self.rows), np.uint8)
         self.alive = self.alive_bytes = 0
-
-    def map_subjects(self, new_ids: Array) -> Array:
-        """Return the column of subject ids, as an array, with `new_ids[i]` instead of each id i."""
-        subject: Array = np.zeros(len(self.subject), np.uint32)
-        subject[: self.rows] = new_ids[self.subject[: self.rows]]
-        return subject
-
-    def encode_subjects(self, subject: Array) -> Array | bytes:
-        """Return a result of `map_subjects` in the form that this column has: an array, or packed."""
-        return subject
-
-    def set_subjects(self, column: Array | bytes) -> None:
-        """Replace the subject ids by a result of `encode_subjects`; since then no row was added, and none packed."""
-        if not self.rows:
-            return
-        if not isinstance(column, np.ndarray) or len(column) != len(self.subject):
-            raise ValueError(f"not the subjects of {self.rows} rows")
-        self.subject = column
 
     def live_bits(self, lo: int = 0, hi: int = -1) -> bytes:
         hi = self.rows if hi < 0 else hi

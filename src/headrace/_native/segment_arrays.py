@@ -146,3 +146,21 @@ class SegmentArrays:
         columns = (self.time, self.offset, self.size, self.subject, self.ttl, self.flags)
         time, offset, size, subject, ttl, flags = (column[:n] for column in columns)
         return time, offset, size, subject, ttl, flags, None if delta is None else delta[:n]
+
+    def map_subjects(self, new_ids: Array) -> Array:
+        """Return the column of subject ids, as an array, with `new_ids[i]` instead of each id i."""
+        subject: Array = np.zeros(len(self.subject), np.uint32)
+        subject[: self.rows] = new_ids[self.subject[: self.rows]]
+        return subject
+
+    def encode_subjects(self, subject: Array) -> Array | bytes:
+        """Return a result of `map_subjects` in the form that this column has: an array, or packed."""
+        return subject
+
+    def set_subjects(self, column: Array | bytes) -> None:
+        """Replace the subject ids by a result of `encode_subjects`; since then no row was added, and none packed."""
+        if not self.rows:
+            return
+        if not isinstance(column, np.ndarray) or len(column) != len(self.subject):
+            raise ValueError(f"not the subjects of {self.rows} rows")
+        self.subject = column

@@ -4,6 +4,7 @@ import struct
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -444,3 +445,41 @@ def test_packed_columns_that_are_none(records: ModuleType) -> None:
         found = records.SegmentIndex.from_packed(1, 1, [*fine[:at], huge, *fine[at + 1 :], b""])
         assert not found.is_sound(1, 1 << 50)
     assert records.SegmentIndex.from_packed(1, 1, [*fine, b""]).is_sound(1, 4096)
+
+
+def test_pairs_of_subjects_and_sequences_are_message_pack(records: ModuleType) -> None:
+    subjects = records.SubjectIndex()
+    names = [b"a", b"b." + b"x" * 300, b"c" * 40, b"\xff"]
+    for name in names:
+        subjects.add(name)
+    ids, seqs = np.array([2, 0, 1, 3], np.uint32), np.array([1, 1 << 40, (1 << 63) - 1, 200], np.uint64)
+    encoded = b"\x94" + subjects.encode_names(ids, seqs)
+    expected = [(names[sid], seq) for sid, seq in zip(ids.tolist(), seqs.tolist(), strict=True)]
+    assert msgspec.msgpack.decode(encoded, type=list[tuple[bytes, int]]) == expected
+    assert subjects.encode_names(ids[:0], seqs[:0]) == b""
+    with pytest.raises(ValueError, match=r"sequences|shorter"):
+        subjects.encode_names(ids, seqs[:3])
+    with pytest.raises(IndexError):
+        subjects.encode_names(np.array([4], np.uint32), seqs[:1])
+
+
+def test_an_index_becomes_another_one_with_fewer_subjects(records: ModuleType) -> None:
+    log = records.LogWriter(records.OpenFrame(), 1, records.SubjectIndex(), 1 << 16, 1 << 20, False, 1)
+    for number in range(40):
+        log.append(b"k.%d" % (number % 10), b"", b"", 1)
+    subjects, fresh, old_ids = log.subject_index, records.SubjectIndex(), np.arange(9, -1, -3)
+    before = [
+        [getattr(subjects, part)[sid] for part in ("counts", "firsts", "lasts")] for sid in old_ids.tolist()
+    ]
+    fresh.copy_subjects(subjects, old_ids[:2])
+    fresh.copy_subjects(subjects, old_ids[2:])
+    with pytest.raises(ValueError, match="3 ids for 4"):
+        subjects.replace(fresh, old_ids[:3])
+    with pytest.raises(IndexError):
+        fresh.copy_subjects(subjects, np.array([10]))
+    subjects.replace(fresh, old_ids)
+    assert [subjects.name(sid) for sid in range(len(subjects))] == [b"k.9", b"k.6", b"k.3", b"k.0"]
+    assert [subjects.find(b"k.%d" % number) for number in (9, 6, 5, 0)] == [0, 1, -1, 3]
+    after = [[getattr(subjects, part)[sid] for part in ("counts", "firsts", "lasts")] for sid in range(4)]
+    assert after == before
+    assert [subjects.add(b"k.%d" % number) for number in range(20, 40)] == list(range(4, 24))

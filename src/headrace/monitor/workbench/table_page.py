@@ -6,21 +6,19 @@ Must not know what the rows are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from headrace.monitor.query import Query
 from headrace.monitor.sliced_page import PAUSE, Slices
+from headrace.monitor.workbench.best_rows import BestRows
 
 T = TypeVar("T")
 
 ROWS_DEFAULT, ROWS_MAX = 50, 200
 #: Rows beyond this offset cannot be requested: a search finds them.
 OFFSET_MAX = 100_000
-#: Rows are sorted and the ones that cannot be on the page are dropped when there are that many more than needed.
-_EXTRA_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +62,8 @@ async def select_rows(
     get_text: Callable[[T], str],
 ) -> TablePage[T]:
     """Select the rows of a page. `get_text` returns what the search looks at; `items` may yield PAUSE."""
-    wanted = request.offset + request.limit
+    best: BestRows[T] = BestRows(request.offset + request.limit, descending=request.descending)
     get_key, search = columns[request.sort], request.search
-    best: list[tuple[Any, T]] = []
     total = matching = 0
     with Slices() as slices:
         for item in items:
@@ -74,16 +71,18 @@ async def select_rows(
                 total += 1
                 if not search or search in get_text(item).casefold():  # type: ignore[arg-type]
                     matching += 1
-                    best.append((get_key(item), item))  # type: ignore[arg-type]
-                    if len(best) > wanted + _EXTRA_ROWS:
-                        _keep_best(best, wanted, descending=request.descending)
+                    if best.add(get_key(item), item):  # type: ignore[arg-type]
+                        await _run(best.iter_merge(), slices)
             if slices.is_over():
                 await slices.next_turn()
-    _keep_best(best, wanted, descending=request.descending)
-    return TablePage([item for _, item in best[request.offset :]], matching, total)
+        await _run(best.iter_merge(), slices)
+        rows = best.list_from(request.offset)
+        await _run(best.iter_clear(), slices)
+    return TablePage(rows, matching, total)
 
 
-def _keep_best(found: list[tuple[Any, T]], wanted: int, *, descending: bool) -> None:
-    """Sort rows by key, those with equal keys in the order in which they came; drop those after the wanted ones."""
-    found.sort(key=itemgetter(0), reverse=descending)
-    del found[wanted:]
+async def _run(steps: Iterator[None], slices: Slices) -> None:
+    """Take steps, with others served in between."""
+    for _ in steps:
+        if slices.is_over():
+            await slices.next_turn()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from headrace.code_probes import sometimes
 from headrace.storage.native_records import Array, SegmentIndex, SubjectIndex
 
 #: Maximum number of subjects that one slice copies.
@@ -35,8 +34,6 @@ class Renumbering:
         """Prepare new subjects, and new columns of sealed segments, until nothing is missing; a slice at a time."""
         while True:
             missing = self._find_missing()
-            if len(missing) and len(self._fresh):
-                sometimes("a subject gets a message while subjects are renumbered")
             if len(missing) > SUBJECTS_AT_ONCE:
                 for start in range(0, len(missing), SUBJECTS_PER_SLICE):
                     self._add(missing[start : start + SUBJECTS_PER_SLICE])
