@@ -27,6 +27,7 @@ from headrace.storage.snapshot.arrow import (
 from headrace.storage.snapshot.manifest import Manifest
 from headrace.storage.snapshot.record_runs import (
     ColumnCache,
+    PinnedSubjects,
     RecordRun,
     SegmentId,
     TailRun,
@@ -75,7 +76,7 @@ class StreamSnapshot:
         self._subjects_file = (
             disk.map(manifest.subjects_path) if manifest.generation >= 0 else memoryview(b"")
         )
-        self._subjects: list[bytes] | None = None
+        self._subjects: PinnedSubjects | None = None
         lazy_runs = [self._make_segment_run(disk, state) for state in manifest.segments]
         lazy_runs += [
             _LazyRun(tail_records.first_seq, tail_records.last_seq, partial(TailRun, tail_records))
@@ -137,7 +138,7 @@ class StreamSnapshot:
 
         return _LazyRun(state.first_seq, state.last_seq, open_run)
 
-    def _get_subjects(self) -> list[bytes]:
+    def _get_subjects(self) -> PinnedSubjects:
         if self._subjects is None:
             self._subjects = read_subjects(self._subjects_file)
         return self._subjects

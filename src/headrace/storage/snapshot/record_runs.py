@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace._native import crc32
 from headrace.errors import CorruptData
 from headrace.storage.checkpoint_schema import SegmentState
 from headrace.storage.compressed_block import OpenedBlock, open_block
@@ -26,7 +27,6 @@ from headrace.storage.format import (
 from headrace.storage.native_records import Array, SegmentIndex, SubjectIndex
 from headrace.storage.segments.column_file import (
     ColumnFileId,
-    SubjectChecksum,
     decode_columns,
     decode_subjects,
     reader_of,
@@ -46,12 +46,31 @@ class Rows:
         self.blocks = np.array(blocks, np.int64)
 
 
+class PinnedSubjects:
+    """The subjects of a pin in the order of their ids, and the checksums of the first ones, as in column files."""
+
+    def __init__(self, names: list[bytes]) -> None:
+        self.names = names
+        self._crcs = {0: 0}  # number of subjects -> checksum
+
+    def compute_crc(self, count: int) -> int:
+        """Return the checksum of the first subjects. Segments need few different ones, and each adds to another."""
+        found = self._crcs.get(count)
+        if found is None:
+            known = max(each for each in list(self._crcs) if each < count)
+            index = SubjectIndex()
+            for name in self.names[known:count]:
+                index.add(name)
+            found = self._crcs[count] = crc32(index.dump(0, len(index)), self._crcs[known])
+        return found
+
+
 class ColumnCache(NamedTuple):
     """Content of a segment's column file (empty if there is none), and the subjects that its ids refer to."""
 
     columns: memoryview
     generation: int
-    subjects: list[bytes]
+    subjects: PinnedSubjects
 
 
 class SegmentId(NamedTuple):
@@ -66,19 +85,14 @@ def load_rows(cache: ColumnCache, segment_id: SegmentId, state: SegmentState) ->
     """Return the rows of a segment, or None unless the cache is complete, intact and matches the segment."""
     file_id = ColumnFileId(segment_id.store_id, segment_id.ident, state.number, state.end, cache.generation)
     found = decode_columns(reader_of(cache.columns), len(cache.columns), file_id)
-    if found is None or found.columns.rows != state.rows or found.subject_count > len(cache.subjects):
+    if found is None or found.columns.rows != state.rows or found.subject_count > len(cache.subjects.names):
         return None
-    if found.subjects_crc not in (None, _compute_crc(cache.subjects[: found.subject_count])):
+    if (
+        found.subjects_crc is not None
+        and cache.subjects.compute_crc(found.subject_count) != found.subjects_crc
+    ):
         return None  # the subjects file was written again, with other ids
     return Rows(found.columns, found.blocks)
-
-
-def _compute_crc(subjects: list[bytes]) -> int:
-    """Return the checksum of subjects as in a column file."""
-    table = SubjectIndex()
-    for subject in subjects:
-        table.add(subject)
-    return SubjectChecksum(table.dump).compute(len(subjects))
 
 
 class RecordRun:
@@ -198,7 +212,7 @@ def open_segment(
     data = data[: state.end]
     seed = compute_segment_seed(segment_id.store_id, segment_id.ident, state.number)
     live = unpack_live_bits(state.live, state.rows)
-    subjects = cache.subjects
+    subjects = cache.subjects.names
     rows = load_rows(cache, segment_id, state)
     if rows is None:
         rows, subjects = _rebuild_rows(data, seed, state, segment_id.name)
@@ -236,8 +250,8 @@ def unpack_live_bits(bits: bytes, rows: int) -> Array | None:
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=rows).astype(bool)
 
 
-def read_subjects(table: memoryview) -> list[bytes]:
-    """Return the subjects in order of their id, up to the first bad chunk of a table."""
+def read_subjects(table: memoryview) -> PinnedSubjects:
+    """Return the subjects, up to the first bad chunk of a table."""
     subjects = SubjectIndex()
     try:
         decode_subjects(table, subjects)
@@ -245,7 +259,7 @@ def read_subjects(table: memoryview) -> list[bytes]:
         raise CorruptData(
             f"the subject table is invalid although its checksum is correct: {error}"
         ) from error
-    return _list_subjects(subjects)
+    return PinnedSubjects(_list_subjects(subjects))
 
 
 def _list_subjects(subjects: SubjectIndex) -> list[bytes]:
