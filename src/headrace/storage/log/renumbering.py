@@ -15,7 +15,7 @@ from headrace.storage.native_records import Array, SegmentIndex, SubjectIndex
 
 #: Maximum number of subjects that one slice copies.
 SUBJECTS_PER_SLICE = 16_384
-#: So many subjects are copied in one slice with a column.
+#: Maximum number of subjects that are copied in the same slice as a column is read.
 SUBJECTS_AT_ONCE = 1_024
 
 
