@@ -10,6 +10,7 @@ from headrace.archive import archive_bases, group_writer
 from headrace.archive.group_format import GroupHeader
 from headrace.archive.group_log import GroupLog, LogFloor
 from headrace.archive.group_writer import GroupWriter
+from headrace.archive.sequence_reserve import SequenceLimit, SequenceReserve
 from headrace.archive.trimming import TrimPlan
 from headrace.backup.target import BackupTarget
 from headrace.claims.stores import ObjectAlreadyExists
@@ -26,6 +27,7 @@ from unit.archive.test_group_writer import (
 )
 
 from .archive_simulation import run
+from .sequence_reserve_simulation import run as lose_server
 
 SEEDS = 150
 
@@ -34,6 +36,13 @@ def simulations() -> Iterator[int]:
     """Archive simulated stores."""
     for seed in range(SEEDS):
         run(seed)
+        yield 1
+
+
+def reserves() -> Iterator[int]:
+    """Lose servers with `ack: local` at any moment."""
+    for seed in range(SEEDS):
+        lose_server(seed)
         yield 1
 
 
@@ -176,6 +185,29 @@ def a_base_begins_at_a_later_group(patch: Patch) -> None:
     patch(GroupWriter, "make_base", make_base)
 
 
+def a_reserve_counts_before_it_is_announced(patch: Patch) -> None:
+    def send_group(old: Any) -> Any:
+        async def send(writer: GroupWriter) -> bool:
+            writer.reserve.update(await writer._source.read_positions())
+            await writer._source.set_reserved(writer.reserve.announced)
+            return bool(await old(writer))
+
+        return send
+
+    patch(GroupWriter, "send_group", send_group)
+
+
+def a_takeover_does_not_look_at_the_disk(patch: Patch) -> None:
+    def begin(old: Any) -> Any:
+        return lambda reserve, found, highest: old(reserve, found, {} if found else highest)
+
+    patch(SequenceReserve, "begin", begin)
+
+
+def a_frame_passes_without_a_reserve(patch: Patch) -> None:
+    patch(SequenceLimit, "on_synced", lambda old: lambda limit, release: release())
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.plant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -197,6 +229,9 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(an_error_of_a_create_is_ignored, (simulations,), True),
         Mutant(an_incomplete_group_is_applied, (simulations,), True),
         Mutant(a_base_begins_at_a_later_group, (simulations,), True),
+        Mutant(a_reserve_counts_before_it_is_announced, (reserves,), True),
+        Mutant(a_takeover_does_not_look_at_the_disk, (reserves,), True),
+        Mutant(a_frame_passes_without_a_reserve, (reserves,), True),
     )
 }
 

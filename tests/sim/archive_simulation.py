@@ -74,6 +74,9 @@ class SimSource:
         if self.store.poisoned is None:
             self.store.journal.set_archived(frames[self.store.store_id])
 
+    async def set_reserved(self, sequences: dict[int, int]) -> None:
+        raise AssertionError("nothing is reserved with this source")
+
     async def pin(self) -> list[SourceStore]:
         store = self.store
         plan = None

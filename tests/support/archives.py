@@ -28,6 +28,8 @@ class FrameSource:
     data: bytearray = field(default_factory=bytearray)
     frame: int = 0
     archived: dict[int, int] = field(default_factory=dict)
+    reserved: dict[int, int] = field(default_factory=dict)
+    highest: int | None = None
 
     def add(self, count: int = 1) -> None:
         for _ in range(count):
@@ -36,13 +38,16 @@ class FrameSource:
             self.data += head.ljust(align_up(len(head)), b"\0")
 
     async def read_positions(self) -> list[StorePosition]:
-        return [StorePosition(STORE, "$G", self.frame, [(1, self.frame, len(self.data))])]
+        return [StorePosition(STORE, "$G", self.frame, [(1, self.frame, len(self.data))], self.highest)]
 
     def read(self, store_id: int, path: str, offset: int, length: int) -> bytes:
         return bytes(self.data[offset : offset + length])
 
     async def set_archived(self, frames: dict[int, int]) -> None:
         self.archived = dict(frames)
+
+    async def set_reserved(self, sequences: dict[int, int]) -> None:
+        self.reserved = dict(sequences)
 
     async def pin(self) -> list[SourceStore]:
         return []

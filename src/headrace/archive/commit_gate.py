@@ -21,6 +21,9 @@ class StoreGate:
     `synced_frame` is the newest frame of the journal that is synced; `confirmed_frame` is the newest archived one.
     """
 
+    #: Every frame waits for the archive.
+    holds_all = True
+
     def __init__(
         self,
         store: Store,

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -73,22 +73,31 @@ class FollowerStats:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What a standby has taken over: the claim of its epoch, and the newest time that it has seen."""
+    """What a standby has taken over: the claim of its epoch, and the newest time that it has seen.
+
+    `reserved` is what a server may have shown beyond the archive, `copy_epoch` the newest epoch whose groups the copy has.
+    """
 
     record: LeaderRecord
     group: int
     time_ns: int
+    reserved: dict[str, int] = field(default_factory=dict)
+    copy_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerSettings:
-    """Where the copy is made, and when this standby takes over. `writer` is random for each claim."""
+    """Where the copy is made, and when this standby takes over. `writer` is random for each claim.
+
+    `accepts_loss`: also from a leader with `ack: local`, which may have acknowledged what the archive lacks.
+    """
 
     url: str
     home: Path
     server: int
     takeover_after_s: float
     make_record: Callable[[str, int], LeaderRecord]
+    accepts_loss: bool = False
 
 
 class Follower:
@@ -267,8 +276,8 @@ class Follower:
 
     def _may_take_over(self) -> bool:
         """Return whether the leader is gone; one with `ack: local` may acknowledge without the archive."""
-        record = self._watch.record
-        if self._replica is None or record is None or record.ack != "remote":
+        record = self._watch.record or LeaderRecord("", 0, 0)
+        if self._replica is None or not (record.ack == "remote" or self._settings.accepts_loss):
             return False
         if record.writer in self._claims:
             return True  # an attempt of this standby, which came too early or got no answer
@@ -298,14 +307,16 @@ class Follower:
         if not (await self._replace_leader(record) and await self._claim(replica, header, record)):
             return None
         self._log.info(f"Standby: taking over with epoch {record.epoch}, after group {replica.reader.number}")
-        return Takeover(record, replica.reader.number, header.time_ns)
+        return Takeover(
+            record, replica.reader.number, header.time_ns, header.reserved, replica.position.epoch
+        )
 
     async def _replace_leader(self, record: LeaderRecord) -> bool:
         """Make the leader object that of this standby if it has not changed: then the leader cannot renew its lease."""
-        assert self._watch.record is not None
         self._claims.add(record.writer)
+        seen = self._watch.record or record
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            return await replace_leader(self._target, self._watch.record, record)
+            return await replace_leader(self._target, seen, record)
 
     async def _claim(self, replica: Replica, header: GroupHeader, record: LeaderRecord) -> bool:
         """Create the opening group of the next epoch; return whether this standby won."""
@@ -335,16 +346,17 @@ class Follower:
         stores = {f"{each.store_id:016x}": each.folder for each in replica.entries}
         writer = record.writer
         url = normalize_url(self._settings.url)
-        # The group is not recorded yet: this claim may fail, and what was read of others cannot be missing.
+        # Not recorded yet: this claim may fail, and what was read of others cannot be missing.
         identity = ArchiveIdentity(
             self._state.server, url, [writer], writer, stores, header.epoch, header.number
         )
         adopt_identity(self._settings.home, identity)
 
-    async def promote(self) -> None:
-        """Move the copy to where a server opens it; after `run`."""
+    async def promote(self, prepare: Callable[[dict[str, str]], object] = dict) -> None:
+        """Move the copy to where a server opens it, and prepare the stores there; after `run`."""
         assert self._replica is not None
-        await asyncio.to_thread(self._replica.promote, self._settings.home)
+        stores = await asyncio.to_thread(self._replica.promote, self._settings.home)
+        await asyncio.to_thread(prepare, stores)
         await asyncio.to_thread(remove_state, self._settings.home)
 
     async def close(self) -> None:
@@ -384,4 +396,5 @@ def _make_opening(
         prev_crc=crc,
         body_length=0,
         body_crc=0,
+        reserved=header.reserved,
     )

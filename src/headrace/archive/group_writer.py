@@ -18,6 +18,7 @@ from headrace.archive.group_format import BASE_FOLDER as BASE_FOLDER
 from headrace.archive.group_format import Group, GroupHeader, encode_group
 from headrace.archive.group_log import GroupLog
 from headrace.archive.journal_tail import FileExtent, JournalRun, JournalTail, Piece, StorePosition
+from headrace.archive.sequence_reserve import SequenceReserve
 from headrace.archive.takeover_checks import NO_EARLIER_RUNS as NO_EARLIER_RUNS
 from headrace.archive.takeover_checks import EarlierRuns as EarlierRuns
 from headrace.archive.takeover_checks import check_last, check_length
@@ -54,6 +55,9 @@ class ArchiveSource(Protocol):
 
     async def set_archived(self, frames: dict[int, int]) -> None:
         """Allow the stores to reuse files up to these frames; a pin that begins after it has them."""
+
+    async def set_reserved(self, sequences: dict[int, int]) -> None:
+        """Allow the streams of each store to show sequences up to these."""
 
     async def pin(self) -> list[SourceStore]:
         """Pin all stores at one moment."""
@@ -117,6 +121,7 @@ class GroupWriter:
         self._tails: dict[int, JournalTail] = {}
         self._heads: dict[int, int] = {}  # the last archived frame of each store, also of earlier epochs
         self._begun: set[int] = set()  # stores with an archived frame in this epoch
+        self.reserve = SequenceReserve(now_ns)
         self._prev_crc = 0
         self._complete_group = 0  # the last one whose frames a pin of the stores has
         self._base = (0, 0)
@@ -151,6 +156,7 @@ class GroupWriter:
                     continue  # the last group of this server's previous process arrived late
                 raise
             self._on_created(data)
+            self.reserve.confirm()
             self._complete_group = self.progress.group
             return
 
@@ -172,6 +178,7 @@ class GroupWriter:
         self._base = header.base if header is not None else (0, 0)
         heads = header.heads if header is not None else {}
         self._heads = {store: frame for store, frame in heads.items() if store not in earlier.absent}
+        self.reserve.begin(header.reserved if header is not None else {}, earlier.highest)
         self.progress.floor = (await self._log.read_floor()).number
         epochs = [header.epoch] if header is not None else await self._bases.read_epochs()
         self.progress.epoch = max(earlier.epoch, *epochs, 0) + 1
@@ -194,6 +201,7 @@ class GroupWriter:
             prev_crc=self._prev_crc,
             body_length=0,
             body_crc=0,
+            reserved=self.reserve.header,
             idle={
                 store: tail.archived
                 for store, tail in self._tails.items()
@@ -219,7 +227,7 @@ class GroupWriter:
         moment_ns = self._now_ns()
         positions = await self._attach()
         runs = self._collect(positions)
-        if runs or self._announces_base:
+        if self.reserve.update(positions) or runs or self._announces_base:
             announces, self._announces_base = self._announces_base, False
             try:
                 await self._send(runs)
@@ -227,6 +235,8 @@ class GroupWriter:
                 self._announces_base = announces
                 raise
             await self._source.set_archived(self.archived)
+            if self.reserve.confirm():
+                await self._source.set_reserved(self.reserve.confirmed)
             self._complete_group = self.progress.group
         behind = [each for each in positions if self._tails[each.store_id].archived < each.frame]
         self.progress.is_covered = {each.store_id for each in positions} <= self._covered

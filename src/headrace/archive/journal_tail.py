@@ -34,12 +34,16 @@ Reader = Callable[[str, int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class StorePosition:
-    """A store now: `frame` is durable; `files` are number, last frame and length of its journal files, oldest first."""
+    """A store now: `frame` is durable; `files` are number, last frame and length of its journal files, oldest first.
+
+    `highest` is the highest sequence of its streams; None if they show nothing that is not archived.
+    """
 
     store_id: int
     account: str
     frame: int
     files: list[tuple[int, int, int]]
+    highest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

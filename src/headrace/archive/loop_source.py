@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.archive.commit_gate import StoreGate, get_durable_frame
 from headrace.archive.journal_tail import StorePosition
+from headrace.archive.sequence_reserve import RESERVE_MIN, SequenceLimit, find_highest
 from headrace.backup.pinned_stores import SourceStore, open_pinned_stores
 from headrace.errors import ArchiveError, StoreError, StorePoisoned
 from headrace.storage import FileDisk, Store
@@ -57,6 +58,7 @@ class LoopSource:
         #: After the takeover: stores that were opened since; False while a checkpoint is written.
         self._confirmed_opens: dict[int, bool] | None = None
         self._gates: dict[int, StoreGate] = {}
+        self._limits: dict[int, SequenceLimit] | None = None  # with `ack: local`
         self._wake: Callable[[], None] | None = None
         self.confirm_latency = LatencyHistogram()
 
@@ -92,6 +94,8 @@ class LoopSource:
                 self._attached[store.store_id] = store
                 self._accounts[store.store_id] = account
                 store.journal.set_archived(get_durable_frame(store))
+                if self._limits is not None:  # it is in no base yet
+                    self._limits[store.store_id] = SequenceLimit(store, find_highest(store) + RESERVE_MIN)
         self._positions = {store_id: self._get_position(store) for store_id, store in self._attached.items()}
         return self.positions
 
@@ -102,7 +106,10 @@ class LoopSource:
 
     def _get_position(self, store: Store) -> StorePosition:
         files = store.journal.list_unarchived()
-        return StorePosition(store.store_id, self._accounts[store.store_id], self._get_frame(store), files)
+        limit = self._limits.get(store.store_id) if self._limits is not None else None
+        highest = limit.highest if limit is not None else None
+        account = self._accounts[store.store_id]
+        return StorePosition(store.store_id, account, self._get_frame(store), files, highest)
 
     def _get_frame(self, store: Store) -> int:
         """Return the frame up to which the archiver may read; with a gate this includes the frame that waits for it."""
@@ -188,6 +195,34 @@ class LoopSource:
             gate.confirm(frame)
 
     # Gates
+
+    def find_highest_sequences(self) -> dict[int, int]:
+        """Return the highest sequence in each store."""
+        return {store_id: find_highest(store) for store_id, store in self._attached.items()}
+
+    async def limit_sequences(self, reserved: dict[int, int]) -> None:
+        """With `ack: local`: from now on streams show no sequence above what groups have reserved."""
+
+        def limit() -> None:
+            self._limits = {
+                store_id: SequenceLimit(store, reserved.get(store_id, find_highest(store) + RESERVE_MIN))
+                for store_id, store in self._attached.items()
+            }
+
+        await self._call(limit)
+
+    async def set_reserved(self, sequences: dict[int, int]) -> None:
+        await self._call(lambda: self._raise_limits(sequences))
+
+    def _raise_limits(self, sequences: dict[int, int]) -> None:
+        for store_id, limit in (self._limits or {}).items():
+            if store_id in sequences:
+                limit.raise_to(sequences[store_id])
+
+    def close_limits(self) -> None:
+        """Let no frame wait for a reserve, on the server's loop: the stores are about to be closed."""
+        for limit in (self._limits or {}).values():
+            limit.close()
 
     async def close_gates(self, wake: Callable[[], None]) -> None:
         """From now on, frames of all stores are committed when they are archived; `wake` is called when one waits."""

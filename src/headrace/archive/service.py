@@ -86,9 +86,7 @@ class ArchiveService:
         """Take the archive over; raise ArchiveError if that is impossible. Nothing may be acknowledged before."""
         self._source.get_positions()
         identity = self._identity = add_writer(self._settings.folder, self._settings.url)
-        absent = find_absent_stores(self._settings.folder, identity, self._source.get_folders())
-        group = max(identity.group, 1 if identity.leader else 0)
-        earlier = EarlierRuns(identity.epoch, group, frozenset(absent))
+        earlier = self._find_earlier_runs(identity)
         frames = self._source.get_frames_before_open()
         target = open_archive(self._settings.url)
         settings = make_writer_settings(self._settings, identity)
@@ -107,6 +105,8 @@ class ArchiveService:
                     await make_opening_base(self._writer, self._note_error)
                     self._record_progress(self._writer)
                     await self._close_gates(self._writer)
+                else:
+                    await self._source.limit_sequences(self._writer.reserve.confirmed)
                 self._started.set_result(None)
                 await self._run(self._writer)
                 is_complete = True
@@ -124,6 +124,12 @@ class ArchiveService:
         self._log.info(f"Archive: {name}, epoch {progress.epoch}, ack: {ack}")
         if target.warning:
             self._log.warn(f"Archive: {target.warning}")
+
+    def _find_earlier_runs(self, identity: ArchiveIdentity) -> EarlierRuns:
+        absent = find_absent_stores(self._settings.folder, identity, self._source.get_folders())
+        group = max(identity.group, 1 if identity.leader else 0)
+        highest = {} if self._settings.is_remote else self._source.find_highest_sequences()
+        return EarlierRuns(identity.epoch, group, frozenset(absent), highest)
 
     @property
     def lease(self) -> LeaderLease | None:
@@ -338,6 +344,10 @@ class ArchiveService:
             is_remote=self._settings.is_remote,
             confirm_latency=self._source.confirm_latency,
         )
+
+    def close_limits(self) -> None:
+        """With `ack: local`, before the stores are closed: what would have to wait for the archive is never acknowledged."""
+        self._source.close_limits()
 
     async def drain(self, stop_serving: Callable[[], None]) -> None:
         """Wait until all that was accepted is archived, then let frames pass.

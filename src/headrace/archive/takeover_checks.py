@@ -5,7 +5,8 @@ Owns nothing. A start that is refused has changed nothing. Must not know how gro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from headrace.archive.group_format import GroupHeader
 from headrace.errors import ArchiveError, ArchiveFenced
@@ -13,11 +14,15 @@ from headrace.errors import ArchiveError, ArchiveFenced
 
 @dataclass(frozen=True, slots=True)
 class EarlierRuns:
-    """What a server knows about its archive: the newest epoch and group that it recorded, and stores of removed accounts."""
+    """What a server knows about its archive: the newest epoch and group that it recorded, and stores of removed accounts.
+
+    `highest` has the highest sequence in each store, if messages may be acknowledged before they are archived.
+    """
 
     epoch: int = 0
     group: int = 0
     absent: frozenset[int] = frozenset()
+    highest: Mapping[int, int] = field(default_factory=dict)
 
 
 NO_EARLIER_RUNS = EarlierRuns()

@@ -37,7 +37,12 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
             "fsck_app",
             "Check or repair (--accept-loss) the store of a stopped server.",
         ),
-        ("archive", "archive", "archive_app", "Check, list, verify and restore the archive of a server."),
+        (
+            "archive",
+            "archive",
+            "archive_app",
+            "Check, list, verify, restore and promote the archive of a server.",
+        ),
         ("backup", "backup", "backup_app", "Back up a whole server; list and verify backups."),
         ("restore", "backup", "restore_app", "Restore a backup of a server into an empty directory."),
         ("mkpasswd", "mkpasswd", "mkpasswd_app", "Print the bcrypt hash of a password."),

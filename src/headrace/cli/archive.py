@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.backup.target import BackupTarget
 
 archive_app = typer.Typer(
-    help="Check, list, verify and restore the archive of a server.", no_args_is_help=True
+    help="Check, list, verify, restore and promote the archive of a server.", no_args_is_help=True
 )
 
 Result = TypeVar("Result")
@@ -166,6 +166,45 @@ def restore(
         }
         text = f"restored group {result.group} ({moment}) to {directory}: base {result.record.id}, {result.frames} frames"
         output.print_result(json, values, text)
+
+    _run(url, work)
+
+
+@archive_app.command()
+@without_connection
+def promote(
+    url: Url,
+    directory: Annotated[Path, typer.Argument(help="New --store_dir; must be empty.")],
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on without what the archive lacks.")
+    ] = False,
+    server_id: Server = "",
+    json: Json = False,
+) -> None:
+    """Continue a server whose disk is gone, with ack: local: same identity, same archive, new directory.
+
+    What it acknowledged and had not archived is lost. No sequence is used twice: all streams go on above those that it
+    may have used. If the old server is still alive somewhere, it stops.
+    """
+
+    async def work(target: BackupTarget) -> None:
+        from headrace.archive.archive_verify import choose_server
+        from headrace.cli.archive_promote import Promotion, describe_loss
+
+        server = await choose_server(target, server_id)
+        promotion = Promotion(target, url, server, directory)
+        if not accept_loss:
+            raise CliError(await describe_loss(target, server))
+        result = await promotion.run()
+        values = {
+            "directory": str(directory),
+            "server": result.server,
+            "epoch": result.epoch,
+            "group": result.group,
+            "moment": _format_time(result.time_ns),
+            "reserved": result.reserved,
+        }
+        output.print_result(json, values, result.describe(directory))
 
     _run(url, work)
 

@@ -62,7 +62,8 @@ class ServerArchive:
         )
         if is_following(Path(options.store_dir)):
             raise ArchiveError(
-                f"{options.store_dir} has the copy of a standby, not the stores of a server: start with --standby"
+                f"{options.store_dir} has the copy of a standby, not the stores of a server: start with --standby, or "
+                "if `headrace archive promote` was interrupted, run it again"
             )
         accounts = self._server.accounts
         self._service = ArchiveService(
@@ -103,8 +104,12 @@ class ServerArchive:
     async def drain(self) -> None:
         """With `ack: remote`, stop JetStream, and wait until what it accepted is archived and its replies are sent."""
         archive = self._server.options.archive
-        if self._service is not None and archive is not None and archive.ack == REMOTE:
+        if self._service is None or archive is None:
+            return
+        if archive.ack == REMOTE:
             await self._service.drain(self._stop_jetstreams)
+        else:
+            self._service.close_limits()
 
     def _drop_clients(self) -> None:
         """Close all connections. An error that clients do not know would keep them from reconnecting elsewhere."""

@@ -8,7 +8,7 @@ trailer name the file that they belong to, so that callers can compare. Must not
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from headrace._native import crc32
@@ -45,6 +45,7 @@ _TRAILER = struct.Struct("<8sQQQQII")
 _LARGE = struct.Struct("<IIQQQ")
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
+_WATERMARK = struct.Struct("<IQ")
 
 
 def align_up(length: int) -> int:
@@ -157,6 +158,11 @@ def unknown_kind(data: memoryview, frame: FrameHeader) -> str:
             return f"an entry of kind {kind} ({reserved})"
         at += ENTRY_HEADER_BYTES + length
     return ""
+
+
+def decode_watermarks(body: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Iterate over ident and last sequence of the streams that a frame has changed."""
+    return _WATERMARK.iter_unpack(body)
 
 
 def encode_u64(value: int) -> bytes:

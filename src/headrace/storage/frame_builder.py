@@ -16,6 +16,7 @@ from headrace.storage.format import (
     DELETE_STREAM,
     SHUTDOWN,
     WATERMARKS,
+    decode_watermarks,
     encode_entry,
     encode_u64,
 )
@@ -70,6 +71,10 @@ class FrameBuilder:
         """Add the deletion of a stream to the open frame."""
         self.delete_entries.append(encode_entry(DELETE_STREAM, log.ident, b""))
         self._changed_logs.discard(log)
+
+    def find_highest_sequence(self) -> int:
+        """Return the highest sequence of the streams that the newest frame has changed."""
+        return max((last for _, last in decode_watermarks(self._prev_watermarks)), default=0)
 
     def drain_changed_logs(self) -> list[LogWriter]:
         """Return the logs that changed since the last call; those of the open frame are returned again next time."""

@@ -331,6 +331,9 @@ class LeaderServer:
                 self.gate.confirm(frame)
             self._wake_up()
 
+    async def set_reserved(self, sequences: dict[int, int]) -> None:
+        raise AssertionError("with ack: remote nothing is reserved")
+
     async def pin(self) -> list[SourceStore]:
         store = self.store
         if not store.checkpointer.durable_number:

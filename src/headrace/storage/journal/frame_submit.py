@@ -16,7 +16,14 @@ from headrace.storage.io.disk import Disk, DoneCallback, Op, OutOfSpace
 
 
 class CommitGate(Protocol):
-    """What a frame has to pass between its sync and its commit."""
+    """What a frame has to pass between its sync and its commit. `holds_all`: every frame waits for something else."""
+
+    @property
+    def holds_all(self) -> bool: ...
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a frame waits."""
 
     def on_synced(self, release: Callable[[], None]) -> None:
         """Handle a frame that is synced: call `release` now or later, or never if it must not be committed."""

@@ -7,7 +7,6 @@ from. See ADR 12.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from zlib import crc32
 
@@ -24,7 +23,6 @@ from headrace.storage.recovery.load_stream import find_next_generation, find_nex
 from headrace.storage.segments.segment import FileState
 from headrace.storage.store import Store
 
-_WATERMARK = struct.Struct("<IQ")
 SEQ_SKIP = 1 << 20  # sequences to skip if lost frames may have used an unknown number
 
 
@@ -110,7 +108,7 @@ class Replay:
         reported: set[int] = set()
         for kind, _, data in entries:
             if kind == fmt.WATERMARKS:
-                for ident, last in _WATERMARK.iter_unpack(data):
+                for ident, last in fmt.decode_watermarks(data):
                     reported.add(ident)
                     self._log_to_change(ident)  # an unknown stream was created in the lost frame
                     self._record_gap(ident, last, description)

@@ -63,7 +63,8 @@ def open_folder(folder: str, stream: str) -> StreamSnapshot:
 
 def open_log(store: Store, log: StreamLog, now_ns: int) -> StreamSnapshot:
     """Open a snapshot in the process that owns the store; blocks until what it shows is durable."""
-    if store.frame_submission.gate is not None:
+    gate = store.frame_submission.gate
+    if gate is not None and gate.holds_all:
         raise StoreError("the store waits for an archive (ack: remote): read the stream through the server")
     if store.memory_frames.dirty:
         store.memory_frames.commit()
@@ -71,6 +72,10 @@ def open_log(store: Store, log: StreamLog, now_ns: int) -> StreamSnapshot:
         if not store.in_flight:
             store.commit()
         store.disk.drain()
+        if gate is not None and gate.is_waiting:
+            raise StoreError(
+                "the newest messages wait for the archive, which cannot be reached: read them later"
+            )
         if store.waiting_for_space:
             raise StoreFull("the disk is full, and the newest messages are not durable; free some space")
     new_pin = create_pin(store, log, _LEASE_S, now_ns)
