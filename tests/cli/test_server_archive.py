@@ -17,7 +17,7 @@ from claims.object_stores import Weed
 from conformance.client import Client
 from support.processes import Serving, headrace, serving
 
-from .test_server_backup import Load, check_restored, digest, run_tool, set_up
+from .test_server_backup import Digest, Load, check_restored, digest, run_tool, set_up
 
 #: Maximum wait for the archive of a server on a machine that is busy.
 WAIT_S = 150.0
@@ -59,23 +59,42 @@ def wait_unpinned(store: Path) -> None:
         time.sleep(0.02)
 
 
+def note_moment(server: Serving) -> tuple[str, Digest]:
+    """Return the present moment, as `restore --at` takes it, and what a client sees; all of it is archived."""
+    expected = digest(server.port)
+    wait_archived(server)
+    moment = time.time_ns() // 1000
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment // 1_000_000))
+    return f"{text}.{moment % 1_000_000:06d}Z", expected
+
+
+def check_moments(tmp_path: Path, url: str, moments: list[tuple[str, Digest]]) -> None:
+    """Restore the newest state and those at earlier moments: each is equal to what a client saw."""
+    run_tool("archive", "restore", url, tmp_path / "restored")
+    check_restored(tmp_path / "restored", tmp_path, moments[-1][1])
+    for number, (moment, expected) in enumerate(moments):
+        run_tool("archive", "restore", url, tmp_path / f"moment-{number}", "--at", moment)
+        check_restored(tmp_path / f"moment-{number}", tmp_path, expected)
+
+
 def lose_and_restore(tmp_path: Path, url: str) -> None:
-    """Fill a server, kill it, delete its directory, restore it: everything is there."""
+    """Fill a server, kill it, delete its directory, restore it to the last group and to a moment: everything is equal."""
+    moments = []
     with serving(tmp_path, *configure(tmp_path, url)) as server:
         with Client(server.port) as client:
             set_up(client)
-        load = Load(server.port)
-        load.start()
-        load.wait_for(2500)
-        load.stop()
-        expected = digest(server.port)
-        wait_archived(server)
+        for life in range(2):
+            load = Load(server.port, life)
+            load.start()
+            load.wait_for(1000)
+            load.stop()
+            moments.append(note_moment(server))
+        assert moments[0][1] != moments[1][1]
         server.signal(signal.SIGKILL)
         server.ended()
     shutil.rmtree(tmp_path / "data")
     assert run_tool("archive", "verify", url)["problems"] == []
-    run_tool("archive", "restore", url, tmp_path / "restored")
-    check_restored(tmp_path / "restored", tmp_path, expected)
+    check_moments(tmp_path, url, moments)
 
 
 def test_a_server_whose_directory_is_gone_is_restored(tmp_path: Path) -> None:

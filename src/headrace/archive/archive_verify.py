@@ -66,7 +66,8 @@ async def choose_server(target: BackupTarget, name: str) -> int:
     if len(servers) > 1:
         names = ", ".join(server_folder(each) for each in servers)
         raise ArchiveError(
-            f"{target.name} has archives of {len(servers)} servers: add --server-id ID ({names})"
+            f"{target.name} has archives of {len(servers)} servers: add --server-id ID ({names}); `headrace archive list` "
+            "shows what they have"
         )
     return servers[0]
 

@@ -120,6 +120,11 @@ class LoopSource:
         """Return the folders of the stores."""
         return dict(self._folders)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no store has a stream."""
+        return not any(store.logs for store in self._attached.values())
+
     def get_frames_before_open(self) -> dict[int, int]:
         """Return the last frame that each store had before it was opened, by this start or one that was refused.
 

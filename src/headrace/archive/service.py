@@ -80,6 +80,7 @@ class ArchiveService:
         self._is_due = asyncio.Event()  # on the thread
         self._start_ns = time.time_ns()
         self._error = self._base_error = ""
+        self._others: list[int] = []  # servers with an archive there, when this one began its own
         self._leader = ServerLeader(settings.leader, self._report_failure)
 
     async def start(self) -> None:
@@ -97,7 +98,7 @@ class ArchiveService:
             try:
                 folder = target.open_folder(server_folder(settings.server))
                 self._writer = GroupWriter(folder, self._source, settings, time.time_ns, self._note_error)
-                await take_over(target, self._writer, self._leader, identity, frames, earlier)
+                self._others = await take_over(target, self._writer, self._leader, identity, frames, earlier)
                 self._record_progress(self._writer)
                 await self._source.confirm_opens()
                 if self._settings.is_remote:
@@ -124,6 +125,12 @@ class ArchiveService:
         self._log.info(f"Archive: {name}, epoch {progress.epoch}, ack: {ack}")
         if target.warning:
             self._log.warn(f"Archive: {target.warning}")
+        if self._others and self._source.is_empty:
+            names = ", ".join(map(server_folder, self._others))
+            self._log.warn(
+                f"Archive: this server is new and empty, but {target.name} has the archive of {names}. If that is a server "
+                "whose disk was lost or is not mounted, stop this one and restore or promote that archive"
+            )
 
     def _find_earlier_runs(self, identity: ArchiveIdentity) -> EarlierRuns:
         absent = find_absent_stores(self._settings.folder, identity, self._source.get_folders())

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from headrace.archive.archive_identity import ArchiveIdentity
+from headrace.archive.archive_verify import find_servers
 from headrace.archive.first_server import claim_with_data
 from headrace.archive.group_writer import EarlierRuns, GroupWriter
 from headrace.archive.server_leader import ServerLeader
@@ -30,12 +31,17 @@ async def take_over(
     identity: ArchiveIdentity,
     frames: dict[int, int],
     earlier: EarlierRuns,
-) -> None:
-    """Take the archive over; raise ArchiveError if that is impossible."""
+) -> list[int]:
+    """Take the archive over; raise ArchiveError if that is impossible.
+
+    Return the other servers with an archive there if this one begins its own.
+    """
+    others: list[int] = []
     async with _limit_time("looked for the archive"):
         if not identity.leader:
             await target.prepare()
             await claim_with_data(target, identity.server)
+            others = [each for each in await find_servers(target) if each != identity.server_number]
         elif not await target.exists():
             raise ArchiveError("it does not exist, but this server has written it before: is it mounted?")
     folder = target.open_folder(identity.server)
@@ -44,6 +50,7 @@ async def take_over(
         await writer.take_over(set(identity.writers), frames, earlier)
         progress = writer.progress
         await leader.start(folder, identity.writers[-1], lambda: progress.epoch)
+    return others
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ from headrace.cli.session import without_connection
 
 if TYPE_CHECKING:
     from headrace.archive.archive_restore import RestorePoint
+    from headrace.archive.archive_verify import ArchiveSummary
     from headrace.backup.target import BackupTarget
 
 archive_app = typer.Typer(
@@ -63,32 +64,57 @@ def list_points(url: Url, json: Json = False) -> None:
         from headrace.archive.archive_verify import find_servers, summarize
         from headrace.archive.group_format import server_folder
 
-        found = []
-        for server in await find_servers(target):
-            summary = await summarize(target.open_folder(server_folder(server)), server)
-            found += [
-                {
-                    "server": server_folder(server),
-                    "base": record.id,
-                    "moment": _format_time(record.moment_ns),
-                    "epoch": record.epoch,
-                    "group": record.group,
-                    "bytes": record.bytes,
-                    "last_group": summary.last,
-                    "last_moment": _format_time(summary.last_ns),
-                    "last_epoch": summary.epoch,
-                    "floor": summary.floor,
-                }
-                for record in summary.bases
-            ]
+        servers = await find_servers(target)
+        found = [await summarize(target.open_folder(server_folder(each)), each) for each in servers]
         if json:
-            output.print_json(found)
-            return
-        columns = ("server", "base", "moment", "epoch", "group", "bytes", "last_group", "last_moment")
-        rows = [tuple(str(each[name]) for name in columns) for each in found]
-        output.print_table(columns, rows)
+            output.print_json([point for each in found for point in _list_points(each)])
+        elif not found:
+            output.print_note(f"{target.name} has no archive")
+        for each in [] if json else found:
+            _print_summary(each)
 
     _run(url, work)
+
+
+def _list_points(summary: ArchiveSummary) -> list[dict[str, object]]:
+    from headrace.archive.group_format import server_folder
+
+    return [
+        {
+            "server": server_folder(summary.server),
+            "name": record.server,
+            "base": record.id,
+            "moment": _format_time(record.moment_ns),
+            "epoch": record.epoch,
+            "group": record.group,
+            "bytes": record.bytes,
+            "last_group": summary.last,
+            "last_moment": _format_time(summary.last_ns),
+            "last_epoch": summary.epoch,
+            "floor": summary.floor,
+        }
+        for record in summary.bases
+    ]
+
+
+def _print_summary(summary: ArchiveSummary) -> None:
+    """Print what the archive of a server has, in 80 columns."""
+    from headrace.archive.group_format import server_folder
+
+    bases = sorted(summary.bases, key=lambda each: (each.epoch, each.moment_ns))
+    times = [*(each.moment_ns for each in bases[:1]), summary.last_ns]
+    fields = {
+        "name": bases[-1].server if bases else "",
+        "restorable": " to ".join(map(_format_second, times)) if bases else "nothing yet: it has no base",
+        "newest group": f"{summary.last}, epoch {summary.epoch}",
+    }
+    output.print_fields(f"Server {server_folder(summary.server)}", fields)
+    rows = [
+        (each.id, _format_second(each.moment_ns), each.epoch, each.group, output.format_size(each.bytes))
+        for each in bases
+    ]
+    if rows:
+        output.print_table(("base", "moment", "epoch", "group", "size"), rows)
 
 
 @archive_app.command()
@@ -267,6 +293,10 @@ def _parse_point(at: str, group: int) -> RestorePoint:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return RestorePoint(moment_ns=int(moment.timestamp() * 1e9))
+
+
+def _format_second(time_ns: int) -> str:
+    return f"{datetime.fromtimestamp(time_ns // 1_000_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}" if time_ns else ""
 
 
 def _format_time(time_ns: int) -> str:

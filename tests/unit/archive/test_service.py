@@ -29,6 +29,7 @@ from headrace.config.archive_options import ArchiveOptions
 from headrace.config.options import AccountOptions
 from headrace.errors import ArchiveError, ArchiveFenced
 from headrace.jetstream_api.account_limits import NO_LIMITS
+from headrace.net.logs import Logger
 from headrace.server import Server
 from support.archives import FrameSource, make_target, make_writer
 
@@ -394,3 +395,21 @@ async def test_an_error_after_much_was_sent_does_not_end_a_start(monkeypatch: py
     stuck: Any = FailingBases(100, 0, 0)
     with pytest.raises(ObjectStoreError):
         await service_start.make_opening_base(stuck, errors.append)
+
+
+@pytest.mark.parametrize("has_data", [False, True])
+async def test_an_empty_server_beside_an_archive_says_so(tmp_path: Path, has_data: bool) -> None:
+    """Its disk may be lost, or not mounted: clients would find an empty server, without a word."""
+    archive = ArchiveOptions(f"file://{tmp_path / 'archive'}", group_delay_s=0.005)
+    async with Server(tmp_path / "data", archive=archive) as server:
+        assert await _publish(server, 1) == 1
+    if has_data:
+        async with Server(tmp_path / "other") as server:
+            await _publish(server, 1)
+    for number in range(2):
+        warnings: list[str] = []
+        log = Logger(write=lambda level, text, found=warnings: found.append(text))  # type: ignore[misc]
+        async with Server(tmp_path / "other", archive=archive, log=log):
+            pass
+        found = [text for text in warnings if "whose disk was lost or is not mounted" in text]
+        assert len(found) == (number == 0 and not has_data)
