@@ -22,8 +22,8 @@ OURS_ONLY = {line for block in BLOCKS if "--dead-letter" in block for line in bl
 WITHOUT_EXAMPLE = {
     *("headrace serve", "headrace fsck", "headrace events"),
     *("headrace backup create", "headrace backup offline", "headrace backup ls", "headrace backup verify"),
-    "headrace restore",
-    *(f"headrace archive {each}" for each in ("check", "list", "verify", "restore", "trim")),
+    *("headrace backup prune", "headrace restore"),
+    *(f"headrace archive {each}" for each in ("check", "list", "verify", "restore", "promote", "trim")),
     *("headrace migrate check", "headrace migrate move", "headrace migrate undo"),
 }
 

@@ -72,7 +72,7 @@ def check_moments(tmp_path: Path, url: str, moments: list[tuple[str, Digest]]) -
     """Restore the newest state and those at earlier moments: each is equal to what a client saw."""
     run_tool("archive", "restore", url, tmp_path / "restored")
     check_restored(tmp_path / "restored", tmp_path, moments[-1][1])
-    for number, (moment, expected) in enumerate(moments):
+    for number, (moment, expected) in enumerate(moments[:-1]):
         run_tool("archive", "restore", url, tmp_path / f"moment-{number}", "--at", moment)
         check_restored(tmp_path / f"moment-{number}", tmp_path, expected)
 

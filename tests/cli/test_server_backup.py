@@ -162,6 +162,17 @@ def test_a_restored_server_equals_the_original(tmp_path: Path) -> None:
     assert [each["backup"] for each in listed] == [first["backup"], second["backup"]]  # type: ignore[call-overload]
     run_tool("restore", tmp_path / "target", "--to", tmp_path / "restored")
     check_restored(tmp_path / "restored", tmp_path, expected)
+    prune = ("backup", "prune", tmp_path / "target", "--keep", 1)
+    planned = run_tool(*prune, "--dry-run")
+    assert planned["dropped"] == [first["backup"]]
+    assert len(run_tool("backup", "ls", tmp_path / "target")) == 2
+    assert run_tool(*prune) == planned
+    assert run_tool(*prune)["dropped"] == []
+    assert run_tool("backup", "verify", tmp_path / "target")["problems"] == {}
+    run_tool("restore", tmp_path / "target", "--to", tmp_path / "restored-again")
+    check_restored(tmp_path / "restored-again", tmp_path, expected)
+    nothing = headrace("backup", "prune", str(tmp_path / "nothing"), "--keep", "1")
+    assert (nothing.returncode, "there are no backups" in nothing.stderr) == (1, True)
 
 
 def count_missing(found: Digest) -> int:

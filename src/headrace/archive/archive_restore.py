@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.archive.group_format import FRAME, Group, iter_entries
@@ -86,8 +87,10 @@ class ArchiveRestore:
             usable = records
         if not usable:
             first = records[0]
+            moment = datetime.fromtimestamp(first.moment_ns // 1_000_000_000 + 1, UTC)
             raise ArchiveError(
-                f"no base of {self._target.name} is old enough: the oldest restore point is group {first.group + 1}"
+                f"no base of {self._target.name} is old enough: the oldest restore point is group {first.group + 1}, "
+                f"--at {moment:%Y-%m-%dT%H:%M:%SZ}"
             )
         return usable[-1]
 

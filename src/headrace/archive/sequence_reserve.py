@@ -3,6 +3,7 @@
 Owns the reserved sequence of each store, which groups announce, and the gate that keeps to it. Invariants: no stream of a
 store shows a sequence above the one that the newest group announced; it never falls. So a promotion that goes on above
 it uses none twice, whatever was lost. Must not know how groups are written.
+See ADR 96.
 """
 
 from __future__ import annotations

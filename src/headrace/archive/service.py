@@ -35,6 +35,7 @@ from headrace.archive.leader_record import LeaderLease
 from headrace.archive.loop_source import LoopSource, PinMaker
 from headrace.archive.server_leader import ServerLeader
 from headrace.archive.service_start import make_opening_base, take_over
+from headrace.backup.target import BackupTarget
 from headrace.errors import ArchiveError, ArchiveFenced
 from headrace.storage import Store
 
@@ -118,9 +119,12 @@ class ArchiveService:
         self._thread = threading.Thread(target=self._run_thread, args=(work,), name="archive", daemon=True)
         self._thread.start()
         await asyncio.wrap_future(self._started)
+        self._report_start(target)
+
+    def _report_start(self, target: BackupTarget) -> None:
         progress = self._writer.progress if self._writer is not None else None
         assert progress is not None
-        name = target.open_folder(identity.server).name
+        name = target.open_folder(self._identity.server).name
         ack = "remote" if self._settings.is_remote else "local"
         self._log.info(f"Archive: {name}, epoch {progress.epoch}, ack: {ack}")
         if target.warning:

@@ -45,8 +45,8 @@ def check_last(
     """Raise ArchiveFenced unless the newest group is this server's, and has nothing that its stores lack."""
     remedy = (
         "nothing in the archive was changed. With ack: remote, start this server with --standby: it rebuilds its stores "
-        "from the archive. With ack: local, restore the archive with `headrace archive restore URL DIR`. Remove "
-        "headrace-archive.json from the store directory only to give up what the archive has and this disk lacks"
+        "from the archive. With ack: local, use `headrace archive promote URL DIR` or `headrace archive restore URL DIR`. "
+        "Remove headrace-archive.json from the store directory only to give up what the archive has and this disk lacks"
     )
     if header.writer not in known_writers:
         raise ArchiveFenced(

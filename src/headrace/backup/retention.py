@@ -97,6 +97,10 @@ class BackupRetention:
         await self._target.remove_partial_uploads(time.time_ns() - self._orphan_age_ns)
         return result
 
+    async def plan(self) -> PruneResult:
+        """Return what `run` would drop and remove now; change nothing."""
+        return (await self._plan())[0]
+
     async def _finish_earlier(self) -> None:
         """Remove what unfinished prunes list: later runs no longer read a list below the new floor."""
         for number, record in self._log.list_unfinished_prunes():

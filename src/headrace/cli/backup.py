@@ -122,6 +122,35 @@ def list_backups(target: Target, json: Json = False) -> None:
 
 @backup_app.command()
 @without_connection
+def prune(
+    target: Target,
+    keep: Annotated[int, typer.Option(metavar="N", min=1, help="Number of the newest backups that remain.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove older backups and what only they needed, without a new one. Safe while a backup is made."""
+
+    async def work(opened: BackupTarget, log: BackupLog) -> None:
+        from headrace.backup.retention import BackupRetention
+
+        if not log.list_backups():
+            raise CliError(f"{opened.name} has no backup")
+        retention = BackupRetention(opened, log, keep)
+        result = await (retention.plan() if dry_run else retention.run())
+        for each in [] if json else result.dropped:
+            output.print_note(f"backup {each}")
+        values = {"dropped": result.dropped, "objects": result.objects, "removed_bytes": result.bytes}
+        text = (
+            f"{len(result.dropped)} backups and {result.objects} objects, {output.format_size(result.bytes)}"
+        )
+        output.print_result(json, values, f"{'would remove' if dry_run else 'removed'} {text}")
+
+    # What a record that cannot be read needs is not known.
+    _run(_with_log(target, work, is_lenient=False))
+
+
+@backup_app.command()
+@without_connection
 def verify(
     target: Target,
     backup: Annotated[str | None, typer.Argument(help="ID of a backup; default: all.")] = None,
@@ -251,7 +280,10 @@ async def _restore(target: BackupTarget, log: BackupLog, backup: str, to: Path, 
 
 
 async def _with_log(
-    url: str, work: Callable[[BackupTarget, BackupLog], Coroutine[Any, Any, Result]]
+    url: str,
+    work: Callable[[BackupTarget, BackupLog], Coroutine[Any, Any, Result]],
+    *,
+    is_lenient: bool = True,
 ) -> Result:
     _check_packages()
     from headrace.backup.backup_log import BackupLog
@@ -261,7 +293,7 @@ async def _with_log(
     try:
         if not await target.exists():
             raise CliError(f"there are no backups in {target.name}")
-        log = await BackupLog.load(target, is_lenient=True)
+        log = await BackupLog.load(target, is_lenient=is_lenient)
         for problem in log.damaged.values():
             output.print_note(f"headrace: {problem}; the backups in other records can be used")
         return await work(target, log)

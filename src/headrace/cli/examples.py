@@ -13,6 +13,7 @@ headrace archive trim s3://backups/headrace
 headrace backup create s3://backups/headrace --keep 7
 headrace backup offline /var/lib/headrace s3://backups/headrace
 headrace backup ls s3://backups/headrace
+headrace backup prune s3://backups/headrace --keep 7 --dry-run
 headrace backup verify s3://backups/headrace
 headrace restore s3://backups/headrace --to /var/lib/headrace
 headrace stream ls --subject 'orders.>'
