@@ -27,6 +27,7 @@ class ArchiveStats:
     base_age_s: float = 0.0  # since the start, if none was made since
     has_stopped: bool = False  # nothing is archived any more, and files wait for it until the disk is full
     is_remote: bool = False  # publishers wait for the archive
+    is_waiting: bool = False  # with `ack: local`, they wait because the reserve of sequences is used up
     #: From the local sync of a frame to its confirmation by the archive, with `is_remote`.
     confirm_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
 
@@ -38,5 +39,5 @@ class ArchiveStats:
         if self.lag_s <= self.max_lag_s:
             return ""
         reason = f": {self.error}" if self.error else ""
-        effect = ", and publishers wait for it" if self.is_remote else ""
+        effect = ", and publishers wait for it" if self.is_remote or self.is_waiting else ""
         return f"the archive is {self.lag_s:.0f} s behind (max_lag {self.max_lag_s:g} s){effect}{reason}"

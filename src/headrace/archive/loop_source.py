@@ -224,6 +224,11 @@ class LoopSource:
             if store_id in sequences:
                 limit.raise_to(sequences[store_id])
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a frame waits for a reserve."""
+        return any(limit.is_waiting for limit in (self._limits or {}).values())
+
     def close_limits(self) -> None:
         """Let no frame wait for a reserve, on the server's loop: the stores are about to be closed."""
         for limit in (self._limits or {}).values():

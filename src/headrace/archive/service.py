@@ -353,6 +353,7 @@ class ArchiveService:
             base_age_s=(time.time_ns() - (progress.base_ns or self._start_ns)) / _SECOND_NS,
             has_stopped=self._has_failed,
             is_remote=self._settings.is_remote,
+            is_waiting=self._source.is_waiting,
             confirm_latency=self._source.confirm_latency,
         )
 

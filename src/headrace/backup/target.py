@@ -184,6 +184,8 @@ def open_target(url: str) -> BackupTarget:
     if parts.scheme not in _EXTRAS:
         if "://" in url and parts.scheme != "file":
             raise BackupError(f"{url!r} is not a target: use a folder, or s3://, gs:// or az://BUCKET/PREFIX")
+        if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+            raise BackupError(f"{url!r} is not a folder: use file:///DIRECTORY, with three slashes")
         path = Path(parts.path if parts.scheme == "file" else url).absolute()
         return BackupTarget(VersionedFolderStore(path.parent, path.name), "", str(path))
     if not parts.netloc or "@" in parts.netloc + parts.query:

@@ -36,6 +36,8 @@ class ArchiveOptions:
             return "archive: credentials come from the environment, never from the url"
         if scheme == "nats" and not _NATS_URL.fullmatch(self.url):
             return f"invalid archive url {self.url!r}: use nats://HOST:PORT,HOST:PORT,HOST:PORT/STREAM"
+        if scheme == "file" and not place.startswith("/"):
+            return f"invalid archive url {self.url!r}: use file:///DIRECTORY, with three slashes"
         if self.ack not in (LOCAL, REMOTE):
             return f"invalid archive ack {self.ack!r}: use local or remote"
         if self.local_bytes:

@@ -112,3 +112,28 @@ async def test_a_pin_comes_after_the_groups_before_it_also_without_gates(stores:
     await source.set_archived({position.store_id: position.frame})
     await source.pin()
     assert archived == [position.frame]
+
+
+async def test_a_frame_above_its_reserve_waits_until_a_group_announces_more(stores: list[Store]) -> None:
+    """With `ack: local`; a store that is opened later, and that no base has yet, may go on."""
+    listed = stores[:1]
+    source = LoopSource(lambda: [(f"a{n}", each) for n, each in enumerate(listed)], lambda folders: None)
+    source.get_positions()
+    store = stores[0]
+    write(store)
+    assert source.find_highest_sequences() == {store.store_id: 1}
+    await source.limit_sequences({store.store_id: 2})
+    write(store)
+    assert not source.is_waiting
+    write(store)
+    assert source.is_waiting
+    assert store.logs["S"].committed_seq == 2
+    listed.append(stores[1])
+    write(stores[1])
+    highest = {each.store_id: each.highest for each in await source.read_positions()}
+    assert highest == {store.store_id: 3, stores[1].store_id: 1}
+    write(stores[1])
+    assert stores[1].logs["S"].committed_seq == 2
+    await source.set_reserved({store.store_id: 3})
+    assert store.logs["S"].committed_seq == 3
+    assert not source.is_waiting

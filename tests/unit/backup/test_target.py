@@ -72,3 +72,10 @@ def test_a_folder_of_a_target_is_named_before_its_parameters() -> None:
 def test_credentials_in_an_endpoint_are_refused() -> None:
     with pytest.raises(BackupError, match="no credentials"):
         open_target("s3://b/p?endpoint=https://user:secret@host")
+
+
+@pytest.mark.parametrize("url", ["file://backups/one", "file://", "file:backups"])
+def test_a_file_url_without_an_absolute_path_is_refused(url: str) -> None:
+    """`file://backups/one` would be the folder `/one`."""
+    with pytest.raises(BackupError, match="with three slashes"):
+        open_target(url)

@@ -33,6 +33,8 @@ def test_remote_acknowledgements_are_accepted(tmp_path: Path) -> None:
     [
         ("ack: local", "requires a url"),
         ('url: "ftp://x"', "invalid archive url"),
+        ('url: "file://backups/one"', "with three slashes"),
+        ('url: "file://"', "with three slashes"),
         ('url: "nats://a,b"', "use nats://HOST"),
         ('url: "nats://a/b/c"', "use nats://HOST"),
         ('url: "nats://u:p@a/S"', "credentials"),
