@@ -70,6 +70,7 @@ class Promotion:
     async def run(self) -> PromotionResult:
         """Promote; the directory is ready for a server on return."""
         state = self._check_home()
+        await self._check_base()
         await self._check_leader()
         self._home.mkdir(parents=True, exist_ok=True)
         with self._lock_home():
@@ -106,6 +107,11 @@ class Promotion:
         elif (state.server, state.url) != (server_folder(self._server), normalize_url(self._url)):
             raise ArchiveError(f"{self._home} follows {state.url}: promote into a new or empty directory")
         return state
+
+    async def _check_base(self) -> None:
+        """Raise ArchiveError if there is nothing to promote."""
+        if not (await summarize(self._folder, self._server)).bases:
+            raise ArchiveError(f"{self._folder.name} has no base: there is nothing to promote yet")
 
     async def _check_leader(self) -> None:
         """Raise ArchiveError if the server is alive, or a standby takes over without a loss."""

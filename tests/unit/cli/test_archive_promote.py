@@ -108,3 +108,12 @@ async def test_an_archive_that_lacks_nothing_is_not_promoted(tmp_path: Path) -> 
     with pytest.raises(ArchiveError, match="start a server with --standby"):
         await promote(url, tmp_path / "promoted")
     assert not (tmp_path / "promoted").exists()
+
+
+async def test_an_archive_without_a_base_is_not_promoted(tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'archive'}"
+    await lose_server(tmp_path, ArchiveOptions(url))
+    (bases,) = (tmp_path / "archive").glob("*/base")
+    shutil.rmtree(bases)
+    with pytest.raises(ArchiveError, match="has no base"):
+        await promote(url, tmp_path / "promoted")
