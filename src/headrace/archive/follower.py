@@ -13,7 +13,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -75,14 +75,14 @@ class FollowerStats:
 class Takeover:
     """What a standby has taken over: the claim of its epoch, and the newest time that it has seen.
 
-    `reserved` is what a server may have shown beyond the archive, `copy_epoch` the newest epoch whose groups the copy has.
+    `header` is that of the newest group, `copy_epoch` the newest epoch whose groups the copy has.
     """
 
     record: LeaderRecord
     group: int
     time_ns: int
-    reserved: dict[str, int] = field(default_factory=dict)
-    copy_epoch: int = 0
+    header: GroupHeader
+    copy_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,9 +307,7 @@ class Follower:
         if not (await self._replace_leader(record) and await self._claim(replica, header, record)):
             return None
         self._log.info(f"Standby: taking over with epoch {record.epoch}, after group {replica.reader.number}")
-        return Takeover(
-            record, replica.reader.number, header.time_ns, header.reserved, replica.position.epoch
-        )
+        return Takeover(record, header.number, header.time_ns, header, replica.position.epoch)
 
     async def _replace_leader(self, record: LeaderRecord) -> bool:
         """Make the leader object that of this standby if it has not changed: then the leader cannot renew its lease."""

@@ -137,9 +137,9 @@ def verify(url: Url, server_id: Server = "", json: Json = False) -> int:
         }
         for problem in [] if json else report.problems:
             output.print_note(problem)
-        state = f"{len(report.problems)} problems" if report.problems else "all intact"
-        size = output.format_size(report.bytes)
-        output.print_result(json, values, f"{report.groups} groups, {report.bases} bases, {size}: {state}")
+        state = _count(len(report.problems), "problem") if report.problems else "all intact"
+        what = f"{_count(report.groups, 'group')}, {_count(report.bases, 'base')}"
+        output.print_result(json, values, f"{what}, {output.format_size(report.bytes)}: {state}")
         return FAILED if report.problems else 0
 
     return _run(url, work)
@@ -190,8 +190,8 @@ def restore(
             "moment": moment,
             "frames": result.frames,
         }
-        text = f"restored group {result.group} ({moment}) to {directory}: base {result.record.id}, {result.frames} frames"
-        output.print_result(json, values, text)
+        parts = f"base {result.record.id} and {_count(result.frames, 'frame')}"
+        output.print_result(json, values, f"restored group {result.group} ({moment}) to {directory}: {parts}")
 
     _run(url, work)
 
@@ -275,7 +275,7 @@ async def _trim(target: BackupTarget, keep: str, dry_run: bool, server_id: str, 
         output.print_note(f"base {each.id} of {_format_time(each.moment_ns)}")
     if not dry_run:
         await run_trim(bases, log, groups, plan, floor)
-    text = f"{len(plan.dropped)} bases and {removed} groups, up to group {floor}"
+    text = f"{_count(len(plan.dropped), 'base')} and {_count(removed, 'group')}, up to group {floor}"
     output.print_result(json, values, f"{'would remove' if dry_run else 'removed'} {text}")
 
 
@@ -293,6 +293,10 @@ def _parse_point(at: str, group: int) -> RestorePoint:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return RestorePoint(moment_ns=int(moment.timestamp() * 1e9))
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def _format_second(time_ns: int) -> str:

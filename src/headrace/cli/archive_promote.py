@@ -85,10 +85,7 @@ class Promotion:
                 await follower.promote(lambda stores: self._reserve(stores, takeover))
             finally:
                 await follower.close()
-        if takeover.record.epoch > takeover.copy_epoch + 1:
-            output.print_note(
-                f"epoch {takeover.record.epoch - 1} has no base yet: what it had archived is not in {self._home}"
-            )
+        self._note_gaps(takeover)
         return PromotionResult(
             server_folder(self._server),
             takeover.record.epoch,
@@ -96,6 +93,16 @@ class Promotion:
             takeover.time_ns,
             self._reserved,
         )
+
+    def _note_gaps(self, takeover: Takeover) -> None:
+        """Say what the archive has and the copy lacks."""
+        if takeover.record.epoch > takeover.copy_epoch + 1:
+            output.print_note(
+                f"epoch {takeover.record.epoch - 1} has no base yet: what it had archived is not in {self._home}"
+            )
+        skipped = {f"{store:016x}" for store in takeover.header.heads} - self._reserved.keys()
+        if skipped:
+            output.print_note(f"{len(skipped)} accounts are newer than the base and are not restored")
 
     def _check_home(self) -> FollowerState | None:
         """Return the state that an interrupted promotion has left; raise ArchiveError if there is anything else."""
@@ -148,7 +155,9 @@ class Promotion:
 
     def _reserve(self, stores: dict[str, str], takeover: Takeover) -> None:
         for store, folder in stores.items():
-            self._reserved[store] = skip_used_sequences(self._home / folder, takeover.reserved.get(store, 0))
+            self._reserved[store] = skip_used_sequences(
+                self._home / folder, takeover.header.reserved.get(store, 0)
+            )
 
 
 def skip_used_sequences(folder: Path, reserved: int) -> int:

@@ -13,6 +13,7 @@ from nats.js.api import StreamConfig, StreamSource
 
 from headrace.archive.archive_target import open_archive
 from headrace.archive.archive_verify import choose_server
+from headrace.archive.group_writer import GroupWriter
 from headrace.archive.sequence_reserve import RESERVE_MIN
 from headrace.cli import archive_promote
 from headrace.cli.archive_promote import Promotion, PromotionResult, skip_used_sequences
@@ -117,3 +118,28 @@ async def test_an_archive_without_a_base_is_not_promoted(tmp_path: Path) -> None
     shutil.rmtree(bases)
     with pytest.raises(ArchiveError, match="has no base"):
         await promote(url, tmp_path / "promoted")
+
+
+async def test_an_epoch_without_a_base_is_lost_and_its_sequences_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its groups cannot be replayed; but clients have seen its messages."""
+    url, home = f"file://{tmp_path / 'archive'}", tmp_path / "promoted"
+    archive = ArchiveOptions(url, group_delay_s=0.005)
+    await lose_server(tmp_path, archive)
+    first = await promote(url, tmp_path / "data")
+    monkeypatch.setattr(GroupWriter, "needs_base", property(lambda writer: False))
+    async with Server(tmp_path / "data", archive=archive) as server:
+        last = await publish(server, 3)
+    monkeypatch.undo()
+    assert [last] == [reserved + 3 for reserved in first.reserved.values()]
+    shutil.rmtree(tmp_path / "data")
+    capsys.readouterr()
+    second = await promote(url, home)
+    assert "epoch 3 has no base yet" in capsys.readouterr().err
+    (reserved,) = second.reserved.values()
+    assert reserved > last
+    async with Server(home, archive=archive) as server:
+        assert await publish(server, 1) == reserved + 1
+        assert server.jetstream is not None
+        assert server.jetstream.streams["S"].log.messages == 6
