@@ -8,7 +8,7 @@ headrace archive check s3://backups/headrace
 headrace archive list s3://backups/headrace
 headrace archive verify s3://backups/headrace
 headrace archive restore s3://backups/headrace /var/lib/headrace
-headrace archive promote s3://backups/headrace /var/lib/headrace --accept-loss
+headrace archive promote s3://backups/headrace data --accept-loss
 headrace archive trim s3://backups/headrace
 headrace backup create s3://backups/headrace --keep 7
 headrace backup offline /var/lib/headrace s3://backups/headrace
