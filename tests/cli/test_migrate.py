@@ -211,7 +211,7 @@ def test_a_move_refuses_what_it_cannot_do(
         ({"sources": [{"name": "UPSTREAM"}]}, "it copies from UPSTREAM; create it on the new server"),
         (
             {"allow_msg_schedules": True},
-            "its schedules would go on firing on the old server; create a stream",
+            "its schedules would continue to fire on the old server; create a stream",
         ),
         ({"sealed": True}, "it is sealed, so no move can close it; use 'headrace stream backup'"),
     ],

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace._native import crc32
 from headrace.archive.archive_bases import ArchiveBases
+from headrace.archive.archive_progress import ArchiveProgress
 from headrace.archive.group_format import BASE_FOLDER as BASE_FOLDER
 from headrace.archive.group_format import Group, GroupHeader, encode_group
 from headrace.archive.group_log import GroupLog
@@ -77,24 +78,6 @@ class WriterSettings:
     base_bytes: int = BASE_BYTES
     base_interval_ns: int = 3600 * 1_000_000_000
     keep_ns: int = 7 * 86400 * 1_000_000_000
-
-
-@dataclass(slots=True)
-class ArchiveProgress:
-    """What is archived: everything that was durable at `complete_ns`, if a base was made since the start."""
-
-    epoch: int = 0
-    group: int = 0
-    base_group: int = 0
-    base_ns: int = 0
-    floor: int = 0
-    groups: int = 0
-    bytes: int = 0
-    bases: int = 0
-    base_sent_bytes: int = 0  # also for bases that were not completed
-    complete_ns: int = 0
-    is_covered: bool = False  # a base of this epoch has all stores
-    archived: dict[int, int] = field(default_factory=dict)
 
 
 class GroupWriter:

@@ -31,7 +31,7 @@ class ReadOnlyServer:
     [
         ({"mirror": {"name": "UP"}}, "S cannot be moved: it copies from UP; create it on the new server"),
         ({"sources": [{"name": "UP"}]}, "S cannot be moved: it copies from UP; create it on the new server"),
-        ({"allow_msg_schedules": True}, "S cannot be moved: its schedules would go on firing"),
+        ({"allow_msg_schedules": True}, "S cannot be moved: its schedules would continue to fire"),
         ({"sealed": True}, "S cannot be moved: it is sealed"),
         (None, "stream S does not exist on nats://server"),
     ],
