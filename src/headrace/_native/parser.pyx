@@ -514,7 +514,7 @@ cdef class RouteTable:
 
     cdef Py_ssize_t fan_out(self, Route route, ClientState source, Publication *pub, const char *header, const char *payload,
                            bytes subject, bytes reply, bytes block, bytes body) except -1:
-        """Write a message to all receivers of a route. The last four arguments are its parts as objects, or None."""
+        """Write a message to all receivers of a route. The last four arguments are its parts as objects, or None: all, or without the first three."""
         cdef Py_ssize_t received = 0, i, j, start, count
         cdef Subscription sub
         cdef ClientState muted = source if source is not None and not source.echo else None
@@ -551,7 +551,8 @@ cdef class RouteTable:
                     subject = PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size)
                 reply = PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size)
                 block = PyBytes_FromStringAndSize(header, pub.header)
-                body = PyBytes_FromStringAndSize(payload, pub.total - pub.header)
+                if body is None:
+                    body = PyBytes_FromStringAndSize(payload, pub.total - pub.header)
             for subscriber in internal_subscribers:
                 count_there = subscriber.on_message(source, subject, reply, block, body)
                 received += 1 if count_there is None else <Py_ssize_t>count_there
@@ -642,8 +643,12 @@ cdef class Parser:
     cdef public Py_ssize_t payload_max
     cdef RouteTable table
     cdef Route last
-    cdef bytearray line, body
+    cdef bytearray line
     cdef bytes args, skipped_verb
+    # The parts of an unfinished message in their final size, so that each byte is copied once; `filled` counts received
+    # bytes, those of the line end too.
+    cdef bytes header, payload
+    cdef Py_ssize_t filled
     cdef int state
     cdef bint headed
 
@@ -657,7 +662,7 @@ cdef class Parser:
     def buffered_bytes(self):
         """Number of bytes kept until more arrive."""
         return (len(self.line) if self.line is not None else 0) + (
-            len(self.body) + len(self.args) if self.body is not None else 0)
+            self.filled + len(self.args) if self.args is not None else 0)
 
     def feed(self, data, Py_ssize_t size=-1):
         """Parse the next chunk (`size` bytes of `data`); raise ProtocolError if the client must be disconnected."""
@@ -807,13 +812,15 @@ cdef class Parser:
         if there >= pub.total + 2:
             if rest[pub.total + 1] != 10:
                 raise ProtocolError(UNKNOWN)
-            self.publish(&pub, rest)
+            self.publish(&pub, rest, rest + pub.header, None)
             return rest + pub.total + 2
         self.args = PyBytes_FromStringAndSize(at, stop - at)
         self.headed = headed
-        self.body = bytearray(PyBytes_FromStringAndSize(rest, there))
+        self.header = PyBytes_FromStringAndSize(NULL, pub.header)
+        self.payload = PyBytes_FromStringAndSize(NULL, pub.total - pub.header)
+        self.filled = 0
         self.state = PAYLOAD
-        return end
+        return self.fill(rest, end)
 
     cdef bint arguments(self, const char *at, const char *stop, bint headed, Publication *pub):
         """Parse `subject [reply] [header-size] size`; return False if it is malformed."""
@@ -840,32 +847,48 @@ cdef class Parser:
     cdef const char *resume_payload(self, const char *at, const char *end) except NULL:
         """Continue with an incomplete payload; return where the next operation starts."""
         cdef Publication pub
-        cdef bytes args = self.args
-        cdef bytearray body = self.body
+        cdef bytes args = self.args, header, payload
         cdef const char *start = PyBytes_AS_STRING(args)
-        cdef Py_ssize_t missing
         if not self.arguments(start, start + PyBytes_GET_SIZE(args), self.headed, &pub):
             raise ProtocolError(None)  # the client has disabled headers meanwhile
-        missing = min(pub.total + 2 - len(body), end - at)
-        body += PyBytes_FromStringAndSize(at, missing)
-        if len(body) > pub.total and body[pub.total] != 13:
-            raise ProtocolError(UNKNOWN)
-        if len(body) == pub.total + 2:
-            if body[pub.total + 1] != 10:
-                raise ProtocolError(UNKNOWN)
-            self.args, self.body, self.state = None, None, OPERATION
-            self.publish(&pub, PyByteArray_AS_STRING(body))
-        return at + missing
+        at = self.fill(at, end)
+        if self.filled == pub.total + 2:
+            header, payload = self.header, self.payload
+            self.args = self.header = self.payload = None
+            self.state = OPERATION
+            self.publish(&pub, PyBytes_AS_STRING(header), PyBytes_AS_STRING(payload), payload)
+        return at
 
-    cdef publish(self, Publication *pub, const char *body):
-        """Process a complete message: check it, find its route, fan it out."""
+    cdef const char *fill(self, const char *at, const char *end) except NULL:
+        """Copy what was received of an unfinished message, up to its line end; return where the rest starts."""
+        cdef Py_ssize_t header = PyBytes_GET_SIZE(self.header)
+        cdef Py_ssize_t total = header + PyBytes_GET_SIZE(self.payload), size
+        if self.filled < header:
+            size = min(header - self.filled, end - at)
+            memcpy(PyBytes_AS_STRING(self.header) + self.filled, at, size)
+            at += size
+            self.filled += size
+        if header <= self.filled < total:
+            size = min(total - self.filled, end - at)
+            memcpy(PyBytes_AS_STRING(self.payload) + self.filled - header, at, size)
+            at += size
+            self.filled += size
+        while at < end and total <= self.filled < total + 2:
+            if at[0] != (13 if self.filled == total else 10):
+                raise ProtocolError(UNKNOWN)
+            at += 1
+            self.filled += 1
+        return at
+
+    cdef publish(self, Publication *pub, const char *header, const char *payload, bytes body):
+        """Process a complete message: check it, find its route, fan it out. `body` is the payload as an object, or None."""
         cdef ClientState client = self.client
         cdef Route route = self.last
         cdef Py_ssize_t received = 0
         client.in_msgs += 1
         client.in_bytes += pub.total
-        if pub.header > 0 and (client.traces_external or asks_for_trace(body, pub.header)):
-            if self.publish_traced(pub, body):
+        if pub.header > 0 and (client.traces_external or asks_for_trace(header, pub.header)):
+            if self.publish_traced(pub, header, payload):
                 return
         if self.table is not client.table:
             self.table, route = client.table, None
@@ -887,7 +910,7 @@ cdef class Parser:
         if client.verbose:
             client.send(b"+OK\r\n")
         if not route.empty:
-            received = self.table.fan_out(route, client, pub, body, body + pub.header, None, None, None, None)
+            received = self.table.fan_out(route, client, pub, header, payload, None, None, None, body)
             client.fanout_bytes += received * (pub.total + pub.subject.size + pub.reply.size + LINE_BYTES)
         if received == 0 and pub.reply.size and client.no_responders:
             client.on_no_responders(
@@ -895,13 +918,13 @@ cdef class Parser:
                 PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size),
             )
 
-    cdef bint publish_traced(self, Publication *pub, const char *body) except -1:
+    cdef bint publish_traced(self, Publication *pub, const char *header, const char *payload) except -1:
         """Publish a message that may have to be traced; return False, without any effect, if it need not be."""
         return self.client.on_traced_publish(
             PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size),
             PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size),
-            PyBytes_FromStringAndSize(body, pub.header),
-            PyBytes_FromStringAndSize(body + pub.header, pub.total - pub.header),
+            PyBytes_FromStringAndSize(header, pub.header),
+            PyBytes_FromStringAndSize(payload, pub.total - pub.header),
         )
 
     cdef inline bint may_use_reply(self, Publication *pub) except -1:

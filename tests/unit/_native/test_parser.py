@@ -108,6 +108,46 @@ def test_input_of_any_kind_of_buffer(desk: Desk) -> None:
     assert client.heard() == b"PONG\r\n" * 3
 
 
+@pytest.mark.parametrize(
+    ("line", "header", "payload"),
+    [
+        (b"PUB a r 9\r\n", b"", b"payload-1"),
+        (b"PUB a r 0\r\n", b"", b""),
+        (b"PUB a r 1\r\n", b"", b"\r"),
+        (b"HPUB a r 12 21\r\n", b"NATS/1.0\r\n\r\n", b"payload-2"),
+        (b"HPUB a r 12 12\r\n", b"NATS/1.0\r\n\r\n", b""),
+        (b"HPUB a r 0 3\r\n", b"", b"\r\n\r"),
+    ],
+)
+def test_a_message_in_two_pieces_or_bytewise_is_the_same(
+    desk: Desk, line: bytes, header: bytes, payload: bytes
+) -> None:
+    sink = Sink()
+    desk.hub.subscribe_internal(b"a", sink)
+    client = desk.client()
+    data = line + header + payload + b"\r\n"
+    for cut in range(1, len(data)):
+        client.parser.feed(data[:cut])
+        assert not sink.got, cut
+        client.parser.feed(data[cut:] + b"PING\r\n")
+        assert sink.got == [(b"a", b"r", header, payload)], cut
+        sink.got.clear()
+    for at in range(len(data)):
+        client.parser.feed(data[at : at + 1])
+    assert sink.got == [(b"a", b"r", header, payload)]
+    assert client.parser.buffered_bytes == 0
+    assert client.heard() == b"PONG\r\n" * (len(data) - 1)
+
+
+@pytest.mark.parametrize("end", [b"x\n", b"\rx", b"\n\r", b"\r\r", b"\n\n"])
+@pytest.mark.parametrize("cut", range(-3, 2))
+def test_a_wrong_line_end_is_found_in_any_piece(desk: Desk, end: bytes, cut: int) -> None:
+    client, payload = desk.client(), b"123"
+    data = b"PUB a 3\r\n" + payload + end
+    at = len(data) - 2 + cut
+    assert (client.say(data[:at]) or client.say(data[at:])) == UNKNOWN
+
+
 def test_sinks_take_messages_as_objects(desk: Desk) -> None:
     sink = Sink()
     desk.hub.subscribe_internal(b"s.>", sink)
