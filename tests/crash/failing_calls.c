@@ -1,6 +1,8 @@
-/* Makes calls on the files of the journal fail, for LD_PRELOAD: the compiled core calls the system directly.
+/* Makes calls on the files of a store fail, for LD_PRELOAD: the compiled core calls the system directly. All settings but
+   FAIL_SEGMENT_SYNC are about the journal.
 
    FAIL_SYNC=n     the n-th fdatasync fails with EIO, after the kernel has dropped nothing
+   FAIL_SEGMENT_SYNC=n  the same for the segments of streams
    FAIL_WRITE=n    from the n-th vectored write on, all fail with ENOSPC
    SHORT_WRITES=1  every vectored write ends after half of its first buffer */
 
@@ -21,20 +23,35 @@ static int setting(const char *name) {
     return value ? atoi(value) : 0;
 }
 
-static int is_journal(int fd) {
-    char link[64], path[4096];
+static int find_path(int fd, char *path, size_t capacity) {
+    char link[64];
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    ssize_t size = readlink(link, path, sizeof(path) - 1);
+    ssize_t size = readlink(link, path, capacity - 1);
     if (size <= 0) return 0;
     path[size] = 0;
-    return strstr(path, "/journal/") && !strstr(path, "/journal/synced");
+    return 1;
+}
+
+static int is_journal(int fd) {
+    char path[4096];
+    return find_path(fd, path, sizeof(path)) && strstr(path, "/journal/") && !strstr(path, "/journal/synced");
+}
+
+static int is_segment(int fd) {
+    char path[4096];
+    return find_path(fd, path, sizeof(path)) && strstr(path, "/streams/");
 }
 
 int fdatasync(int fd) {
     static int (*real)(int);
-    static int count;
+    static int count, segment_count;
     if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
     if (setting("FAIL_SYNC") && is_journal(fd) && __sync_add_and_fetch(&count, 1) == setting("FAIL_SYNC")) {
+        errno = EIO;
+        return -1;
+    }
+    if (setting("FAIL_SEGMENT_SYNC") && is_segment(fd) &&
+        __sync_add_and_fetch(&segment_count, 1) == setting("FAIL_SEGMENT_SYNC")) {
         errno = EIO;
         return -1;
     }

@@ -34,13 +34,17 @@ def failing(library: str, core: str, **settings: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("nth", [8, 21, 50])
-def test_a_failed_sync_ends_all_acks(library: str, core: str, nth: int, tmp_path: Path) -> None:
-    """The writer ends by itself: its store is poisoned."""
+@pytest.mark.parametrize(
+    "failure", [{"FAIL_SYNC": 8}, {"FAIL_SYNC": 21}, {"FAIL_SYNC": 50}, {"FAIL_SEGMENT_SYNC": 4}]
+)
+def test_a_failed_sync_ends_all_acks(
+    library: str, core: str, failure: dict[str, int], tmp_path: Path
+) -> None:
+    """The writer ends by itself: its store is poisoned. Segments are synced for large messages."""
     done = subprocess.run(
         [sys.executable, "-m", "crash.store_writer", str(tmp_path)],
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(TESTS), **failing(library, core, FAIL_SYNC=nth)},
+        env={**os.environ, "PYTHONPATH": str(TESTS), **failing(library, core, **failure)},
         timeout=300,
     )
     assert done.returncode == 1

@@ -177,7 +177,9 @@ cdef class _Submission:
 
     cdef void _run_call(self) noexcept:
         try:
-            self.call()
+            steps = self.call()
+            if steps:
+                self._add_steps(steps)
         except BaseException as failed:
             self.exception = failed
 
@@ -226,7 +228,7 @@ cdef class CommitQueue:
         self._push(submission)
 
     def submit_call(self, call, token):
-        """Queue a call; the thread makes it with the GIL."""
+        """Queue a call; the thread makes it with the GIL. If it returns steps, these run next, without the GIL."""
         cdef _Submission submission = _Submission()
         submission.token, submission.call = token, call
         submission.job.is_call = True
@@ -282,8 +284,7 @@ cdef class CommitQueue:
         if job.is_call:
             with gil:
                 (<_Submission>job.submission)._run_call()
-        else:
-            _run_steps(job)
+        _run_steps(job)
         job.duration_ns = _now_ns() - started_ns
 
     cdef void _wake(self) noexcept nogil:

@@ -23,6 +23,8 @@ from headrace.os_files import sync_data
 CommitStep = tuple[int, int, Sequence[Any]]
 #: A completed submission: token, duration in ns, failed step or -1, errno, exception of a call.
 CommitResult = tuple[Any, int, int, int, BaseException | None]
+#: Steps, or a call that may return some.
+CommitWork = list[CommitStep] | Callable[[], list[CommitStep] | None]
 
 _VECTORS_MAX = 512
 
@@ -38,7 +40,7 @@ class CommitQueue:
         self._wakeup_fd = wakeup_fd
         self._notify = notify
         self._condition = Condition()
-        self._queue: deque[tuple[list[CommitStep] | Callable[[], object], Any]] = deque()
+        self._queue: deque[tuple[CommitWork, Any]] = deque()
         self._results: deque[tuple[CommitResult, object]] = (
             deque()
         )  # with the buffers, which are held until then
@@ -51,16 +53,13 @@ class CommitQueue:
 
     def submit(self, steps: list[CommitStep], token: Any) -> None:
         """Queue steps: (fd, offset, list of buffers) writes, (fd, -1, ()) syncs. `token` comes back with the result."""
-        self._push(
-            [(fd, offset, [memoryview(piece).cast("B") for piece in pieces]) for fd, offset, pieces in steps],
-            token,
-        )
+        self._push(_lock_buffers(steps), token)
 
-    def submit_call(self, call: Callable[[], object], token: Any) -> None:
-        """Queue a call; the thread makes it."""
+    def submit_call(self, call: Callable[[], list[CommitStep] | None], token: Any) -> None:
+        """Queue a call; the thread makes it. If it returns steps, these run next."""
         self._push(call, token)
 
-    def _push(self, work: list[CommitStep] | Callable[[], object], token: Any) -> None:
+    def _push(self, work: CommitWork, token: Any) -> None:
         with self._condition:
             self._pending_count += 1
             self._queue.append((work, token))
@@ -110,17 +109,20 @@ class CommitQueue:
             self._condition.notify_all()
 
 
-def _run_job(work: list[CommitStep] | Callable[[], object], token: Any) -> CommitResult:
+def _run_job(work: CommitWork, token: Any) -> CommitResult:
     started_ns = time.perf_counter_ns()
     failed_step, error_number, exception = -1, 0, None
-    if callable(work):
-        try:
-            work()
-        except BaseException as failed:
-            exception = failed
+    try:
+        steps = _lock_buffers(work() or []) if callable(work) else work
+    except BaseException as failed:
+        exception = failed
     else:
-        failed_step, error_number = _run_steps(work)
+        failed_step, error_number = _run_steps(steps)
     return token, time.perf_counter_ns() - started_ns, failed_step, error_number, exception
+
+
+def _lock_buffers(steps: list[CommitStep]) -> list[CommitStep]:
+    return [(fd, offset, [memoryview(piece).cast("B") for piece in pieces]) for fd, offset, pieces in steps]
 
 
 def _run_steps(steps: list[CommitStep]) -> tuple[int, int]:

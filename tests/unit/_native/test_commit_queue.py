@@ -154,6 +154,48 @@ def test_calls_run_in_order_with_steps_and_report_what_they_raise(running: Runni
     assert names == [running.thread.name]
 
 
+def test_steps_that_a_call_returns_run_next(running: Running, fd: int) -> None:
+    names: list[str] = []
+
+    def make_steps() -> list[Any]:
+        names.append(threading.current_thread().name)
+        return [(fd, 0, [b"made ", bytearray(b"later")]), (fd, -1, ())]
+
+    running.queue.submit([(fd, 0, [b"first first"])], "a")
+    running.queue.submit_call(make_steps, "b")
+    running.queue.submit([(fd, 10, [b"!"])], "c")
+    assert [result[0] for result in running.results()] == ["a", "b", "c"]
+    assert names == [running.thread.name]
+    assert os.pread(fd, 20, 0) == b"made later!"
+
+
+def test_a_failed_step_of_a_call_is_reported_like_any_other(running: Running, fd: int) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        running.queue.submit_call(lambda: [(fd, 0, [b"x"]), (write_end, -1, ()), (fd, 0, [b"y"])], 1)
+        assert running.results()[0][2:] == (1, errno.EINVAL, None)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert os.pread(fd, 9, 0) == b"x"
+
+
+def test_steps_that_cannot_be_written_are_an_exception_of_the_call(running: Running, fd: int) -> None:
+    running.queue.submit_call(lambda: [(fd, 0, [b"x"]), (fd, 1, ["no buffer"])], 1)
+    [(_, _, failed_step, error_number, exception)] = running.results()
+    assert (failed_step, error_number) == (-1, 0)
+    assert isinstance(exception, TypeError)
+    assert os.pread(fd, 9, 0) == b""
+
+
+def test_large_writes_arrive_whole(running: Running, fd: int) -> None:
+    rng = Random(2)
+    pieces = [rng.randbytes(size) for size in (700_000, 700_001, 5, 3_000_000, 0, 1 << 20, 17)]
+    running.queue.submit([(fd, 513, pieces), (fd, -1, ())], 1)
+    assert running.results()[0][2:] == (-1, 0, None)
+    assert os.pread(fd, 9_000_000, 513) == b"".join(pieces)
+
+
 def test_buffers_are_held_until_the_completion_is_taken(running: Running, fd: int) -> None:
     data = bytearray(b"x" * 100)
     running.queue.submit([(fd, 0, [data])], None)

@@ -1,7 +1,7 @@
 """The disk's "commit" queue: its thread, and the files that a submission uses.
 
 Owns the thread and, while a submission runs, the handles of its files. Invariant: submissions run in order, those that
-write to open files and sync one of them without the GIL, all others by `run_ops`; while a file is synced here
+only write to open files and sync some of them without the GIL, all others by `run_ops`; while a file is synced here
 nobody else syncs it, because the operating system reports a failed write-back only once. All methods except `run_ops`
 belong to the core's thread. Must not know what the bytes mean. See ADR 66.
 """
@@ -20,8 +20,10 @@ from headrace.storage.io.file_handles import FileHandle, FileHandleCache
 from headrace.storage.io.latency import LatencyHistogram
 
 Op = tuple[Any, ...]
-#: Descriptor, offset (negative: sync instead of write), data.
+#: Descriptor, offset (negative: sync instead of write), data in pieces.
 CommitStep = tuple[int, int, Sequence[Any]]
+#: Descriptor, offset (negative: sync instead of write), data or the function that returns it.
+UnencodedStep = tuple[int, int, Any]
 DoneCallback = Callable[[OSError | None], None]
 
 
@@ -75,31 +77,34 @@ class CommitThread:
             self._pending_calls += 1
             self._queue.submit_call(partial(self._run_ops, ops), _make_submission(ops, done, is_call=True))
 
-    def _submit_steps(self, steps: list[CommitStep], submission: _CommitSubmission) -> bool:
+    def _submit_steps(self, steps: list[UnencodedStep], submission: _CommitSubmission) -> bool:
         """Queue steps; return False if their data is not what it should be: `run_ops` reports the error then."""
         for path in submission.locked:
             # Before the sync, like `FileHandle.sync`: a write that another thread ends meanwhile sets it again.
             submission.handles[path].unsynced = False
+        if any(callable(data) for _, _, data in steps):
+            self._queue.submit_call(partial(_encode_steps, steps), submission)
+            return True
         try:
-            self._queue.submit(steps, submission)
+            self._queue.submit(_encode_steps(steps), submission)
         except (TypeError, BufferError):
             self._mark_unsynced(submission, submission.locked)
             return False
         return True
 
-    def _make_steps(self, submission: _CommitSubmission) -> list[CommitStep] | None:
-        """Return the steps of writes, and of syncs of one file; None for other operations, or if a file is not open."""
-        steps: list[CommitStep] = []
+    def _make_steps(self, submission: _CommitSubmission) -> list[UnencodedStep] | None:
+        """Return the steps of writes and syncs; None for other operations, or if a file is not open."""
+        steps: list[UnencodedStep] = []
         for op in submission.ops:
             kind, path = op[0], op[1]
-            if kind not in ("write", "sync") or (kind == "write" and callable(op[3])):
+            if kind not in ("write", "sync"):
                 return None
             handle = self._acquire(submission, path)
             if handle is None:
                 return None
             if kind == "write":
                 submission.unsynced.add(path)
-                steps.append((handle.fd, op[2], op[3] if isinstance(op[3], list) else (op[3],)))
+                steps.append((handle.fd, op[2], op[3]))
             elif self._lock_sync(submission, path, handle):
                 submission.unsynced.discard(path)
                 steps.append((handle.fd, -1, ()))
@@ -114,12 +119,9 @@ class CommitThread:
         return handle
 
     def _lock_sync(self, submission: _CommitSubmission, path: str, handle: FileHandle) -> bool:
-        """Keep others from syncing a file; return False if one does now, or if a sync has failed before.
-
-        Also for a second file: frames with large messages sync segments, which the other queue syncs too, and gain nothing.
-        """
-        if submission.locked:
-            return path in submission.locked
+        """Keep others from syncing a file; return False if one does now, or if a sync has failed before."""
+        if path in submission.locked:
+            return True
         if not handle.sync_lock.acquire(blocking=False):
             return False
         submission.locked.add(path)
@@ -165,6 +167,15 @@ class CommitThread:
         self._queue.close()
         if self.thread.ident is not None:
             self.thread.join()
+
+
+def _encode_steps(steps: list[UnencodedStep]) -> list[CommitStep]:
+    """Return the steps with their data: large data is encoded only now, on the thread that writes it."""
+    encoded: list[CommitStep] = []
+    for fd, offset, data in steps:
+        found = data() if callable(data) else data
+        encoded.append((fd, offset, found if isinstance(found, (list, tuple)) else (found,)))
+    return encoded
 
 
 def to_os_error(exception: BaseException) -> OSError:

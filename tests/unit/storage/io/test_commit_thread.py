@@ -52,17 +52,82 @@ def test_a_frame_for_open_files_runs_without_the_gil(disk: FileDisk, monkeypatch
 def test_anything_else_is_run_as_ever(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(disk, monkeypatch)
     disk._handles.evict("marker")
-    two_syncs = [*FRAME, ("sync", "marker")]
-    for ops in (
-        FRAME,
-        [("create", "other", 0), *FRAME],
-        [("write", "journal", 0, lambda: b"later")],
-        two_syncs,
-    ):
+    for ops in (FRAME, [("create", "other", 0), *FRAME]):
         assert commit(disk, ops) is None
         assert calls.pop() == ops
     assert commit(disk, FRAME) is None  # the first one has opened the file
     assert calls == []
+
+
+def test_large_data_is_encoded_on_the_thread_that_writes_it_without_the_gil(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, encoders = count_calls(disk, monkeypatch), []
+
+    def encode(data: object) -> object:
+        encoders.append(threading.current_thread())
+        return data
+
+    ops = [
+        ("write", "journal", 0, lambda: encode([b"la", b"rge"])),
+        ("sync", "journal"),
+        ("write", "marker", 0, lambda: encode(b"m")),
+        ("sync", "marker"),
+    ]
+    assert commit(disk, ops) is None
+    assert calls == []
+    assert encoders == [disk._commit_thread.thread] * 2
+    assert (disk.read("journal", 0, 5), disk.read("marker", 0, 1)) == (b"large", b"m")
+    assert not any(handle.unsynced for handle in disk._handles._handles.values())
+    assert not any(handle.sync_lock.locked() for handle in disk._handles._handles.values())
+
+
+def test_data_that_cannot_be_encoded_is_an_io_error(disk: FileDisk) -> None:
+    def encode() -> bytes:
+        raise ValueError("no data")
+
+    error = commit(disk, [("write", "journal", 0, encode), ("sync", "journal")])
+    assert error is not None
+    assert error.errno == errno.EIO
+    assert "no data" in str(error)
+    handle = disk._handles._handles["journal"]
+    assert (handle.use_count, handle.sync_lock.locked(), handle.unsynced) == (0, False, True)
+    assert commit(disk, FRAME) is None
+
+
+def test_a_frame_with_two_files_waits_while_another_thread_syncs_one(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file's lock must be free again meanwhile: the other thread may sync that file next."""
+    calls = count_calls(disk, monkeypatch)
+    marker = disk._handles._handles["marker"]
+    ops = [*FRAME, ("sync", "marker")]
+    seen: list[OSError | None] = []
+    with marker.sync_lock:
+        disk.submit("commit", ops, seen.append)
+        assert disk._handles._handles["journal"].sync_lock.acquire(timeout=60)
+        disk._handles._handles["journal"].sync_lock.release()
+    disk.drain()
+    assert seen == [None]
+    assert calls == [ops]
+
+
+def test_a_failed_sync_of_the_second_file_stays_with_that_file(disk: FileDisk) -> None:
+    journal, marker = (disk._handles._handles[name] for name in ("journal", "marker"))
+    read_end, write_end = os.pipe()
+    real, marker.fd = marker.fd, write_end  # a pipe cannot be synced
+    try:
+        error = commit(disk, [*FRAME[:2], ("sync", "marker")])
+    finally:
+        marker.fd = real
+        os.close(read_end)
+        os.close(write_end)
+    assert error is not None
+    assert "sync failed" in str(error)
+    assert journal.sync_error is None
+    assert marker.sync_error is not None
+    with pytest.raises(OSError, match="sync failed"):
+        disk.run([("sync", "marker")])
 
 
 def test_a_frame_does_not_overtake_a_rename(disk: FileDisk) -> None:
