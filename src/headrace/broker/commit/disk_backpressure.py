@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 #: Bytes in the open frame while another one is written; every client with a message in it waits until all are durable.
 FRAME_BYTES_MAX = 4 * 1024 * 1024
+#: The same with its large messages: these go to growing files, whose syncs cost more and are shared by more messages.
+LARGE_FRAME_BYTES_MAX = 8 * 1024 * 1024
 _CHECK_INTERVAL_NS = 2_000_000
 
 
@@ -51,8 +53,10 @@ class DiskBackpressure:
         return True
 
     def _is_frame_large(self) -> bool:
-        store = self._store
-        return store.in_flight and store.log_context.frame_bytes > FRAME_BYTES_MAX
+        store, context = self._store, self._store.log_context
+        return store.in_flight and (
+            context.journal_bytes > FRAME_BYTES_MAX or context.frame_bytes > LARGE_FRAME_BYTES_MAX
+        )
 
     def on_low(self, call: Callable[[], None]) -> None:
         """Set the call that is made whenever the disk has caught up."""

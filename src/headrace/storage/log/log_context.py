@@ -85,8 +85,13 @@ class LogContext:
         self.closed_frame.closed = True
 
     @property
+    def journal_bytes(self) -> int:
+        """Bytes that the next commit writes to the journal."""
+        return self.open_frame.pending_bytes
+
+    @property
     def frame_bytes(self) -> int:
-        """Bytes that the next commit writes."""
+        """Bytes that the next commit writes, large messages included."""
         return self.open_frame.pending_bytes + self.large_pending_bytes
 
     def check_large_space(self, size: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.broker import Timers
 from headrace.broker.commit.disk_backpressure import (
     FRAME_BYTES_MAX,
+    LARGE_FRAME_BYTES_MAX,
     NO_DISKS,
     PENDING_BYTES_MAX,
     DiskBackpressure,
@@ -18,7 +19,7 @@ from headrace.sim import SimClock
 
 
 def make_store() -> Any:
-    context = SimpleNamespace(frame_bytes=0)
+    context = SimpleNamespace(frame_bytes=0, journal_bytes=0)
     return SimpleNamespace(pending_bytes=0, full=False, in_flight=False, log_context=context)
 
 
@@ -69,16 +70,28 @@ def test_an_open_frame_is_limited_while_another_one_is_written() -> None:
     [store, _], [part, _] = disks.stores, disks.parts
     calls, on_low = count_calls()
     part.on_low(on_low)
-    store.pending_bytes = store.log_context.frame_bytes = FRAME_BYTES_MAX + 1
+    store.pending_bytes = store.log_context.journal_bytes = FRAME_BYTES_MAX + 1
     assert not part.is_high(), "it is written next"
     store.in_flight = True
     assert part.is_high()
     disks.pass_time()
     assert not calls
-    store.log_context.frame_bytes = 0  # it is written now
+    store.log_context.journal_bytes = 0  # it is written now
     disks.pass_time()
     assert calls == [1]
     assert not part.is_high()
+
+
+def test_a_frame_may_hold_more_of_large_messages() -> None:
+    """They are not in the journal, and a sync of their growing file costs more."""
+    disks = Disks()
+    [store, _], [part, _] = disks.stores, disks.parts
+    store.in_flight = True
+    store.pending_bytes = store.log_context.frame_bytes = LARGE_FRAME_BYTES_MAX
+    store.log_context.journal_bytes = FRAME_BYTES_MAX
+    assert not part.is_high()
+    store.pending_bytes = store.log_context.frame_bytes = LARGE_FRAME_BYTES_MAX + 1
+    assert part.is_high()
 
 
 def test_publishers_resume_with_the_frame_and_not_only_by_the_timer() -> None:
@@ -88,12 +101,12 @@ def test_publishers_resume_with_the_frame_and_not_only_by_the_timer() -> None:
     disk.on_low(on_low)
     disk.on_committed()
     assert not calls  # nobody waits
-    store.pending_bytes = store.log_context.frame_bytes = FRAME_BYTES_MAX + 1
+    store.pending_bytes = store.log_context.journal_bytes = FRAME_BYTES_MAX + 1
     store.in_flight = True
     assert disk.is_high()
     disk.on_committed()
     assert not calls  # the next frame is large, too
-    store.log_context.frame_bytes = 0
+    store.log_context.journal_bytes = 0
     disk.on_committed()
     assert calls == [1]
     disks.pass_time()
