@@ -17,21 +17,26 @@ if TYPE_CHECKING:
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 #: Bytes in the open frame while another one is written; every client with a message in it waits until all are durable.
 FRAME_BYTES_MAX = 4 * 1024 * 1024
-#: The same with its large messages: these go to growing files, whose syncs cost more and are shared by more messages.
-LARGE_FRAME_BYTES_MAX = 8 * 1024 * 1024
+#: The same with its large messages, on a slow and on a fast disk: they go to growing files, whose syncs cost more.
+LARGE_FRAME_BYTES_MIN, LARGE_FRAME_BYTES_MAX = 4 * 1024 * 1024, 16 * 1024 * 1024
+#: If writing a full frame took less, or more, the next frames may hold twice, or half, as much of large messages.
+FAST_FRAME_NS, SLOW_FRAME_NS = 10_000_000, 20_000_000
 _CHECK_INTERVAL_NS = 2_000_000
 
 
 class DiskBackpressure:
     """The backpressure of one store."""
 
-    __slots__ = ("_low_callback", "_store", "_timer", "_timers")
+    __slots__ = ("_frame_start_ns", "_large_frame_bytes", "_low_callback", "_store", "_timer", "_timers")
 
     def __init__(self, store: Store, timers: Timers) -> None:
         self._store = store
         self._timers = timers
         self._timer: TimerHandle | None = None
         self._low_callback: Callable[[], None] | None = None
+        self._large_frame_bytes = LARGE_FRAME_BYTES_MIN
+        #: When the frame in flight was submitted, if publishers were paused then.
+        self._frame_start_ns: int | None = None
 
     @property
     def pending_bytes(self) -> int:
@@ -55,7 +60,7 @@ class DiskBackpressure:
     def _is_frame_large(self) -> bool:
         store, context = self._store, self._store.log_context
         return store.in_flight and (
-            context.journal_bytes > FRAME_BYTES_MAX or context.frame_bytes > LARGE_FRAME_BYTES_MAX
+            context.journal_bytes > FRAME_BYTES_MAX or context.frame_bytes > self._large_frame_bytes
         )
 
     def on_low(self, call: Callable[[], None]) -> None:
@@ -66,7 +71,21 @@ class DiskBackpressure:
         """Handle a durable frame, after the next one was closed: paused publishers need not wait for the timer."""
         if self._timer is not None:
             self._timer.cancel()
+            self._adapt_frame()
             self._check()
+        else:
+            self._frame_start_ns = None
+
+    def _adapt_frame(self) -> None:
+        """Adapt the size of frames to the disk, after one that filled up while the previous one was written."""
+        now_ns, start_ns = self._timers.now_ns(), self._frame_start_ns
+        self._frame_start_ns = now_ns
+        if start_ns is None:
+            return
+        if now_ns - start_ns < FAST_FRAME_NS:
+            self._large_frame_bytes = min(2 * self._large_frame_bytes, LARGE_FRAME_BYTES_MAX)
+        elif now_ns - start_ns > SLOW_FRAME_NS:
+            self._large_frame_bytes = max(self._large_frame_bytes // 2, LARGE_FRAME_BYTES_MIN)
 
     def _check(self) -> None:
         """Resume publishers as soon as half of the bytes are written, and the open frame is small again."""

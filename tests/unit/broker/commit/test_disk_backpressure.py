@@ -8,10 +8,13 @@ from typing import Any
 
 from headrace.broker import Timers
 from headrace.broker.commit.disk_backpressure import (
+    FAST_FRAME_NS,
     FRAME_BYTES_MAX,
     LARGE_FRAME_BYTES_MAX,
+    LARGE_FRAME_BYTES_MIN,
     NO_DISKS,
     PENDING_BYTES_MAX,
+    SLOW_FRAME_NS,
     DiskBackpressure,
     combine_backpressure,
 )
@@ -82,16 +85,64 @@ def test_an_open_frame_is_limited_while_another_one_is_written() -> None:
     assert not part.is_high()
 
 
-def test_a_frame_may_hold_more_of_large_messages() -> None:
-    """They are not in the journal, and a sync of their growing file costs more."""
-    disks = Disks()
-    [store, _], [part, _] = disks.stores, disks.parts
-    store.in_flight = True
-    store.pending_bytes = store.log_context.frame_bytes = LARGE_FRAME_BYTES_MAX
-    store.log_context.journal_bytes = FRAME_BYTES_MAX
-    assert not part.is_high()
-    store.pending_bytes = store.log_context.frame_bytes = LARGE_FRAME_BYTES_MAX + 1
-    assert part.is_high()
+class LargeFrames:
+    """A store that a publisher of large messages keeps busy."""
+
+    def __init__(self) -> None:
+        disks = Disks()
+        self.clock, self.part, self.store = disks.clock, disks.parts[0], disks.stores[0]
+        self.store.in_flight = True
+
+    def find_limit(self) -> int:
+        """Return the size above which publishers are paused."""
+        context = self.store.log_context
+        for size in range(LARGE_FRAME_BYTES_MIN, LARGE_FRAME_BYTES_MAX + 1, LARGE_FRAME_BYTES_MIN):
+            self.store.pending_bytes = context.frame_bytes = size + 1
+            if self.part.is_high():
+                return size
+        raise AssertionError("never paused")
+
+    def write_frame(self, duration_ns: int) -> None:
+        """End a frame; the next one was full before, and is written now."""
+        self.find_limit()
+        self.clock.advance(duration_ns)
+        self.store.log_context.frame_bytes = 0
+        self.part.on_committed()
+
+
+def test_a_frame_may_hold_more_of_large_messages_if_the_disk_is_fast() -> None:
+    frames = LargeFrames()
+    assert frames.find_limit() == LARGE_FRAME_BYTES_MIN
+    frames.write_frame(FAST_FRAME_NS // 2)  # when it started is not known
+    assert frames.find_limit() == LARGE_FRAME_BYTES_MIN
+    for _ in range(5):
+        frames.write_frame(FAST_FRAME_NS - 1)
+    assert frames.find_limit() == LARGE_FRAME_BYTES_MAX
+    frames.write_frame(SLOW_FRAME_NS)
+    assert frames.find_limit() == LARGE_FRAME_BYTES_MAX
+    frames.write_frame(SLOW_FRAME_NS + 1)
+    assert frames.find_limit() == LARGE_FRAME_BYTES_MAX // 2
+    for _ in range(5):
+        frames.write_frame(SLOW_FRAME_NS + 1)
+    assert frames.find_limit() == LARGE_FRAME_BYTES_MIN
+
+
+def test_frames_that_did_not_fill_up_say_nothing_about_the_disk() -> None:
+    frames = LargeFrames()
+    frames.write_frame(1)
+    frames.part.on_committed()  # nobody was paused
+    frames.write_frame(FAST_FRAME_NS - 1)
+    assert frames.find_limit() == LARGE_FRAME_BYTES_MIN
+
+
+def test_what_goes_to_the_journal_is_limited_on_any_disk() -> None:
+    frames = LargeFrames()
+    for _ in range(5):
+        frames.write_frame(1)
+    frames.store.pending_bytes = frames.store.log_context.frame_bytes = FRAME_BYTES_MAX + 1
+    assert not frames.part.is_high()
+    frames.store.log_context.journal_bytes = FRAME_BYTES_MAX + 1
+    assert frames.part.is_high()
 
 
 def test_publishers_resume_with_the_frame_and_not_only_by_the_timer() -> None:
