@@ -34,10 +34,13 @@ __all__ = [
     "crc32",
     "describe_core",
     "encode_deliveries",
+    "encode_entry",
+    "encode_frame_header",
     "encode_last_by_subject",
     "encode_leafnode_run",
     "encode_replies",
     "encode_reply",
+    "encode_sync_slot",
     "find_first_rows",
     "find_missing_core",
     "load_native",
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
         split_ack_subject,
     )
     from headrace._native.direct_get import encode_last_by_subject, encode_replies, encode_reply
+    from headrace._native.frame_encoding import encode_entry, encode_frame_header, encode_sync_slot
     from headrace._native.ingest_state import ByteBudget, DedupWindow, OpenBatch, parse_nats_headers
     from headrace._native.key_table import KeyTable, find_first_rows
     from headrace._native.leafnode_parser import LeafnodeParser
@@ -66,6 +70,7 @@ _EXPORTS = {
     "account_clock": ("AccountClock",),
     "commit_queue": ("CommitQueue",),
     "direct_get": ("encode_reply", "encode_replies", "encode_last_by_subject"),
+    "frame_encoding": ("encode_entry", "encode_frame_header", "encode_sync_slot"),
     "ingest_state": ("ByteBudget", "OpenBatch", "DedupWindow", "parse_nats_headers"),
     "crc32": ("crc32",),
     "deliveries": ("split_ack_subject", "encode_deliveries", "encode_leafnode_run", "collect_subjects"),

@@ -10,8 +10,9 @@ import asyncio
 import os
 from collections.abc import Callable
 
-#: More than an eventfd returns; from a pipe as much as there may be.
-_READ_BYTES = 4096
+_EVENTFD_BYTES = 8
+#: As much as there may be in a pipe.
+_PIPE_BYTES = 4096
 
 
 class LoopWakeup:
@@ -21,12 +22,14 @@ class LoopWakeup:
         self._loop = loop
         self._run = run
         self._read_fd = self._write_fd = -1
+        self._read_bytes = _EVENTFD_BYTES
 
     def start(self, call: Callable[[], None]) -> int:
         """Return a descriptor; the loop makes the call after each write to it."""
         if hasattr(os, "eventfd"):
             self._read_fd = self._write_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         else:
+            self._read_bytes = _PIPE_BYTES
             self._read_fd, self._write_fd = os.pipe()
             os.set_blocking(self._read_fd, False)
             os.set_blocking(self._write_fd, False)
@@ -34,7 +37,7 @@ class LoopWakeup:
         return self._write_fd
 
     def _on_readable(self, call: Callable[[], None]) -> None:
-        os.read(self._read_fd, _READ_BYTES)
+        os.read(self._read_fd, self._read_bytes)
         self._run(call)
 
     def close(self) -> None:

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from headrace._native import crc32
+from headrace._native import encode_entry as encode_entry
+from headrace._native import encode_frame_header as encode_frame_header
+from headrace._native.frame_encoding_pure import ENTRY_STRUCT as _ENTRY
+from headrace._native.frame_encoding_pure import FRAME_MAGIC as FRAME_MAGIC
+from headrace._native.frame_encoding_pure import FRAME_STRUCT as _FRAME
 
 ALIGN = 512
-FRAME_MAGIC = 0x72665248  # "HRfr"
 BLOCK_MAGIC = 0x6B625248  # "HRbk"
 SEGMENT_MAGIC = b"HRseg001"
 TRAILER_MAGIC = b"HRckpt01"
@@ -36,8 +41,6 @@ TRAILER_BYTES = 48
 #: No store creates so many segments or generations in one stream; higher numbers leave no room for those that follow.
 NUMBER_MAX = 1 << 31
 
-_FRAME = struct.Struct("<IHHQQQIIII")
-_ENTRY = struct.Struct("<HHIQ")
 _BLOCK = struct.Struct("<IIQQII")
 _SEGMENT = struct.Struct("<8sQII")
 _IDENTITY = struct.Struct("<QII")
@@ -66,18 +69,6 @@ class FrameHeader(NamedTuple):
     crc: int
 
 
-def encode_frame_header(
-    kind: int, store_id: int, file_number: int, number: int, body: Sequence[Any], prev_crc: int
-) -> tuple[bytes, int]:
-    """Return the 48 bytes before a body, which is given in pieces, and the frame's checksum."""
-    length = sum(len(piece) for piece in body)
-    head = _FRAME.pack(FRAME_MAGIC, kind, 0, store_id, file_number, number, length, prev_crc, 0, 0)[:-4]
-    crc = crc32(head)
-    for piece in body:
-        crc = crc32(piece, crc)
-    return head + _U32.pack(crc), crc
-
-
 def parse_frame_header(data: memoryview, offset: int) -> FrameHeader | None:
     """Return the header at an offset without verifying it; None if the magic number is missing."""
     if offset + FRAME_HEADER_BYTES > len(data):
@@ -100,11 +91,6 @@ def parse_frame(data: memoryview, offset: int) -> FrameHeader | None:
         return None
     crc = crc32(data[start : start + frame.length], crc32(data[offset : start - 4]))
     return frame if crc == frame.crc else None
-
-
-def encode_entry(kind: int, ident: int, body: bytes) -> bytes:
-    """Encode one entry of a frame."""
-    return _ENTRY.pack(kind, 0, ident, len(body)) + body
 
 
 def encode_keyed_entry(kind: int, key: bytes, value: bytes) -> bytes:
@@ -261,6 +247,7 @@ def compute_section_crc(store_id: int, data: Any) -> int:
     return crc32(data, crc32(_U64.pack(store_id)))
 
 
+@lru_cache(maxsize=64)
 def journal_path(file_number: int) -> str:
     return f"journal/{file_number:016x}.jnl"
 

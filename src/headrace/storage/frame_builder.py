@@ -116,12 +116,13 @@ class FrameBuilder:
         self.create_entries, self.delete_entries, self._metadata.frame_entries = [], [], []
         if mark:
             body.append(encode_entry(CHECKPOINT, 0, encode_u64(mark)))
-        body = [piece for piece in body if len(piece)]
+        body = list(filter(None, body))
         if not body and kind == COMMIT:
             return []  # nothing that has to be on disk
         if self._prev_watermarks:
             body.insert(0, encode_entry(WATERMARKS, 0, self._prev_watermarks))
         self._prev_watermarks = watermarks
         self.last_kind = kind
-        large_ops = large_message_ops(self._context.large_writes, self._context.disk)
+        large_writes = self._context.large_writes
+        large_ops = large_message_ops(large_writes, self._context.disk) if large_writes else []
         return large_ops + self._journal.make_frame_ops(kind, body, watermarks)

@@ -218,7 +218,7 @@ class Store:
         self._raise_if_failed()
         if self.in_flight:
             raise StoreError("a frame is being written; seal when it is committed")
-        frame, ops = self.frame_builder.seal(kind, is_full=self.full)
+        frame, ops = self.frame_builder.seal(kind, is_full=self.space.full)
         self.in_flight = True
         self._in_flight_bytes = frame.size
         self.frame_submission.submit(ops, partial(self._on_committed, frame))
@@ -263,7 +263,7 @@ class Store:
             self.checkpointer.mark_durable(mark)
             self.checkpoint_trigger.on_marked()
         self.file_gc.release()
-        if self.full:
+        if self.space.full:
             self.update_space()
         self.flusher.submit_next()
         self.checkpoint_trigger.maybe_start()

@@ -308,6 +308,8 @@ class ConsumerSet:
 
     def persist_dirty(self) -> None:
         """Put the changed ack states into the frame before it closes."""
+        if not self._dirty:
+            return
         dirty, self._dirty = self._dirty, {}
         for consumer in dirty:
             consumer.persist_state()

@@ -84,7 +84,9 @@ class SourcePositions:
 
     def save(self) -> None:
         """Persist changed positions before the frame closes."""
-        if self._unsaved and self._metadata is not None:
+        if not self._unsaved:
+            return
+        if self._metadata is not None:
             self._metadata.merge(self._key, msgspec.msgpack.encode(self._unsaved))
         self._saved |= self._unsaved
         self._unsaved.clear()

@@ -11,9 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace._native import CommitQueue
 from headrace.storage.io.file_handles import FileHandle, FileHandleCache
@@ -22,22 +22,24 @@ from headrace.storage.io.latency import LatencyHistogram
 Op = tuple[Any, ...]
 #: Descriptor, offset (negative: sync instead of write), data in pieces.
 CommitStep = tuple[int, int, Sequence[Any]]
-#: Descriptor, offset (negative: sync instead of write), data or the function that returns it.
+#: Descriptor, offset (negative: sync instead of write), data in pieces or the function that returns it.
 UnencodedStep = tuple[int, int, Any]
 DoneCallback = Callable[[OSError | None], None]
 
 
-class _CommitSubmission(NamedTuple):
-    ops: Sequence[Op]
-    done: DoneCallback
-    handles: dict[str, FileHandle]  # of a submission that runs without the GIL
-    locked: set[str]  # the paths in `handles` whose `sync_lock` is held
-    unsynced: set[str]  # the paths whose last operation is a write
-    is_call: bool  # it runs by `run_ops`
+class _CommitSubmission:
+    """Operations with the files that they use while they run without the GIL, or that run by `run_ops`."""
 
+    __slots__ = ("done", "handles", "is_call", "is_encoded", "locked", "ops", "unsynced")
 
-def _make_submission(ops: Sequence[Op], done: DoneCallback, *, is_call: bool = False) -> _CommitSubmission:
-    return _CommitSubmission(ops, done, {}, set(), set(), is_call)
+    def __init__(self, ops: Sequence[Op], done: DoneCallback, *, is_call: bool = False) -> None:
+        self.ops = ops
+        self.done = done
+        self.is_call = is_call  # it runs by `run_ops`
+        self.handles: dict[str, FileHandle] = {}
+        self.locked: list[str] = []  # the paths in `handles` whose `sync_lock` is held
+        self.unsynced: set[str] = set()  # the paths whose last operation is a write
+        self.is_encoded = True  # no data must be encoded on the thread
 
 
 class CommitThread:
@@ -60,6 +62,7 @@ class CommitThread:
         self._translate_error = translate_error
         self._latency = latency
         self._pending_calls = 0
+        self._is_started = False
         self._queue = CommitQueue(wakeup_fd, on_completed if wakeup_fd < 0 else None)
         self.thread = threading.Thread(target=self._queue.run, name="headrace-commit", daemon=True)
 
@@ -69,54 +72,63 @@ class CommitThread:
         return len(self._queue) > 0
 
     def submit(self, ops: Sequence[Op], done: DoneCallback) -> None:
-        """Queue operations after those already in the queue."""
-        submission = _make_submission(ops, done)
+        """Queue operations after those already in the queue; the first ones start the thread."""
+        if not self._is_started:
+            self.thread.start()
+            self._is_started = True
+        submission = _CommitSubmission(ops, done)
         steps = self._make_steps(submission) if not self._pending_calls else None
         if steps is None or not self._submit_steps(steps, submission):
             self._release(submission)
             self._pending_calls += 1
-            self._queue.submit_call(partial(self._run_ops, ops), _make_submission(ops, done, is_call=True))
+            self._queue.submit_call(partial(self._run_ops, ops), _CommitSubmission(ops, done, is_call=True))
 
     def _submit_steps(self, steps: list[UnencodedStep], submission: _CommitSubmission) -> bool:
         """Queue steps; return False if their data is not what it should be: `run_ops` reports the error then."""
         for path in submission.locked:
             # Before the sync, like `FileHandle.sync`: a write that another thread ends meanwhile sets it again.
             submission.handles[path].unsynced = False
-        if any(callable(data) for _, _, data in steps):
+        if not submission.is_encoded:
             self._queue.submit_call(partial(_encode_steps, steps), submission)
             return True
         try:
-            self._queue.submit(_encode_steps(steps), submission)
+            self._queue.submit(steps, submission)
         except (TypeError, BufferError):
-            self._mark_unsynced(submission, submission.locked)
+            for path in submission.locked:
+                submission.handles[path].unsynced = True
             return False
         return True
 
     def _make_steps(self, submission: _CommitSubmission) -> list[UnencodedStep] | None:
         """Return the steps of writes and syncs; None for other operations, or if a file is not open."""
         steps: list[UnencodedStep] = []
+        handles, unsynced = submission.handles, submission.unsynced
         for op in submission.ops:
             kind, path = op[0], op[1]
             if kind not in ("write", "sync"):
                 return None
-            handle = self._acquire(submission, path)
+            handle = handles.get(path)
             if handle is None:
-                return None
+                handle = self._handles.acquire_open(path)
+                if handle is None:
+                    return None
+                handles[path] = handle
             if kind == "write":
-                submission.unsynced.add(path)
-                steps.append((handle.fd, op[2], op[3]))
+                unsynced.add(path)
+                steps.append((handle.fd, op[2], self._get_pieces(submission, op[3])))
             elif self._lock_sync(submission, path, handle):
-                submission.unsynced.discard(path)
+                unsynced.discard(path)
                 steps.append((handle.fd, -1, ()))
             else:
                 return None
         return steps
 
-    def _acquire(self, submission: _CommitSubmission, path: str) -> FileHandle | None:
-        handle = submission.handles.get(path) or self._handles.acquire_open(path)
-        if handle is not None:
-            submission.handles[path] = handle
-        return handle
+    def _get_pieces(self, submission: _CommitSubmission, data: Any) -> Any:
+        """Return data in pieces, or the function that encodes it: large data is encoded on the thread that writes it."""
+        if callable(data):
+            submission.is_encoded = False
+            return data
+        return data if isinstance(data, list) else (data,)
 
     def _lock_sync(self, submission: _CommitSubmission, path: str, handle: FileHandle) -> bool:
         """Keep others from syncing a file; return False if one does now, or if a sync has failed before."""
@@ -124,7 +136,7 @@ class CommitThread:
             return True
         if not handle.sync_lock.acquire(blocking=False):
             return False
-        submission.locked.add(path)
+        submission.locked.append(path)
         return handle.sync_error is None
 
     def take_completed(self) -> list[tuple[DoneCallback, OSError | None]]:
@@ -135,7 +147,8 @@ class CommitThread:
             error = to_os_error(exception) if exception is not None else None
             if failed_step >= 0:
                 error = self._on_failed_step(submission, failed_step, error_number)
-            self._mark_unsynced(submission, submission.handles if error else submission.unsynced)
+            for path in submission.unsynced if error is None else submission.handles:
+                submission.handles[path].unsynced = True
             self._release(submission)
             self._pending_calls -= submission.is_call
             found.append((submission.done, error))
@@ -148,15 +161,12 @@ class CommitThread:
             submission.handles[op[1]].sync_error = error
         return self._translate_error(op, error)
 
-    def _mark_unsynced(self, submission: _CommitSubmission, paths: Iterable[str]) -> None:
-        for path in paths:
-            submission.handles[path].unsynced = True
-
     def _release(self, submission: _CommitSubmission) -> None:
-        for path, handle in submission.handles.items():
-            if path in submission.locked:
-                handle.sync_lock.release()
-            self._handles.release(handle)
+        handles = submission.handles
+        for path in submission.locked:
+            handles[path].sync_lock.release()
+        if handles:
+            self._handles.release_all(handles.values())
 
     def wait(self) -> None:
         """Wait until a submission is completed, if there is one."""
@@ -170,7 +180,7 @@ class CommitThread:
 
 
 def _encode_steps(steps: list[UnencodedStep]) -> list[CommitStep]:
-    """Return the steps with their data: large data is encoded only now, on the thread that writes it."""
+    """Return the steps with data instead of functions."""
     encoded: list[CommitStep] = []
     for fd, offset, data in steps:
         found = data() if callable(data) else data

@@ -201,7 +201,6 @@ class FileDisk(RootFolder):
 
     def submit(self, queue_name: str, ops: Sequence[Op], done: DoneCallback) -> None:
         if queue_name == "commit":
-            _start_once(self._commit_thread.thread)
             self._commit_thread.submit(ops, done)
         elif queue_name == "behind":
             _start_once(self._behind_thread)

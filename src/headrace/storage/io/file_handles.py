@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -104,10 +104,15 @@ class FileHandleCache:
         return handle
 
     def release(self, handle: FileHandle) -> None:
+        self.release_all((handle,))
+
+    def release_all(self, handles: Iterable[FileHandle]) -> None:
+        """Release files that were acquired by one user."""
         with self._lock:
-            handle.use_count -= 1
-            if handle.evicted and not handle.use_count:
-                os.close(handle.fd)
+            for handle in handles:
+                handle.use_count -= 1
+                if handle.evicted and not handle.use_count:
+                    os.close(handle.fd)
         if len(self._handles) > DESCRIPTORS_MAX:
             self._close_oldest()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 #: Upper bounds in microseconds: 32 us to about 4 s; longer durations count in the last bucket.
 BOUNDS_US = tuple(32 << power for power in range(18))
+LAST_BUCKET = len(BOUNDS_US)
 
 
 class LatencyHistogram:
@@ -23,8 +24,8 @@ class LatencyHistogram:
     def record(self, duration_ns: int) -> None:
         """Record one sample."""
         us = duration_ns // 1000
-        bucket = max((us - 1) >> 5, 0).bit_length() if us > 0 else 0
-        self.counts[min(bucket, len(BOUNDS_US))] += 1
+        bucket = ((us - 1) >> 5).bit_length() if us > BOUNDS_US[0] else 0
+        self.counts[bucket if bucket < LAST_BUCKET else LAST_BUCKET] += 1
         self.count += 1
         self.sum_us += us
 

@@ -142,15 +142,16 @@ class Journal:
 
         The body is given in pieces; `watermarks` are those of this frame.
         """
-        length = align_up(FRAME_HEADER_BYTES + sum(len(piece) for piece in body))
+        length = align_up(FRAME_HEADER_BYTES + sum(map(len, body)))
         ops = self._switch_file(length) if self._write_offset + length > self._end else []
         assert self._current_file > 0
         assert self._write_offset % ALIGN == 0
         assert self._write_offset + length <= self._current_size, "a frame must end within its file"
         self.last_frame += 1
-        encode = partial(self._encode_frame, kind, self._current_file, self.last_frame, body, self._prev_crc)
+        frame = (kind, self._current_file, self.last_frame, body, self._prev_crc)
+        is_large = length >= LARGE_FRAME_BYTES
+        data = partial(self._encode_frame, *frame) if is_large else self._encode_frame(*frame)
         path = journal_path(self._current_file)
-        data = encode if length >= LARGE_FRAME_BYTES else encode()
         ops += [("write", path, self._write_offset, data), ("sync", path)]
         if kind == COMMIT:
             ops.append(sync_marker.write_op(self._store_id, self.last_frame, watermarks))

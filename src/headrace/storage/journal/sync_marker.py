@@ -7,20 +7,16 @@ the process alone has ended it covers every acknowledged frame. Must not know wh
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
-from headrace._native import crc32
+from headrace._native import crc32, encode_sync_slot
+from headrace._native.frame_encoding_pure import SLOT_BYTES, WATERMARKS_OMITTED
+from headrace._native.frame_encoding_pure import SLOT_MAGIC as MAGIC
+from headrace._native.frame_encoding_pure import SLOT_STRUCT as _SLOT
 from headrace.storage.io.disk import Disk, Op
 
 PATH = "journal/synced"
-SLOT_BYTES = 512
 SLOTS = 2
-MAGIC = 0x79735248  # "HRsy"
-#: Stands in for the length: the watermarks of this frame do not fit.
-WATERMARKS_OMITTED = 0xFFFFFFFF
-
-_SLOT = struct.Struct("<IIQQII")
 
 
 class SyncMarker(NamedTuple):
@@ -40,20 +36,10 @@ def create_ops(disk: Disk) -> list[Op]:
 
 def write_op(store_id: int, frame_number: int, watermarks: bytes) -> Op:
     """Return the operation that records a frame as synced; run it after the frame's sync has returned."""
-    fits = _SLOT.size + len(watermarks) <= SLOT_BYTES
-    stored_watermarks = watermarks if fits else b""
-    head = _SLOT.pack(MAGIC, len(watermarks) if fits else WATERMARKS_OMITTED, store_id, frame_number, 0, 0)[
-        :-4
-    ]
-    crc = crc32(stored_watermarks, crc32(head))
+    slot = encode_sync_slot(store_id, frame_number, watermarks)
     assert frame_number > 0
-    assert len(head) + 4 + len(stored_watermarks) <= SLOT_BYTES, "a slot must not reach into the other one"
-    return (
-        "write",
-        PATH,
-        frame_number % SLOTS * SLOT_BYTES,
-        head + crc.to_bytes(4, "little") + stored_watermarks,
-    )
+    assert len(slot) <= SLOT_BYTES, "a slot must not reach into the other one"
+    return ("write", PATH, frame_number % SLOTS * SLOT_BYTES, slot)
 
 
 def read_latest(disk: Disk, store_id: int | None = None) -> SyncMarker | None:

@@ -66,7 +66,11 @@ class Compactor:
 
     def start_next(self) -> None:
         """Start the next job, if none is running."""
-        while self._job is None and not (self.stopped or self._store.full or self._store.poisoned):
+        while (
+            self._candidates
+            and self._job is None
+            and not (self.stopped or self._store.full or self._store.poisoned)
+        ):
             found = self._take_candidate()
             if found is None:
                 return

@@ -172,7 +172,7 @@ class SegmentFlusher:
 
     def submit_next(self) -> None:
         """Submit the next part of the queue, if nothing is running."""
-        if not self.out_of_space:
+        if self._queue and not self.out_of_space:
             self._submit()
 
     def _submit(self) -> bool:

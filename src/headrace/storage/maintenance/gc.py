@@ -127,6 +127,8 @@ class FileGarbageCollector:
     def release(self) -> None:
         """Unlink the files that a frame, durable now, declared as removed."""
         store = self._store
+        if not self._stated and not store.full:  # after nearly every frame
+            return
         stated, self._stated = self._stated, []
         to_unlink: dict[str, None] = {}
         for item in stated:

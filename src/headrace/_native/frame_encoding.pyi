@@ -1,0 +1,3 @@
+from headrace._native.frame_encoding_pure import encode_entry as encode_entry
+from headrace._native.frame_encoding_pure import encode_frame_header as encode_frame_header
+from headrace._native.frame_encoding_pure import encode_sync_slot as encode_sync_slot
