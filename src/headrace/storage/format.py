@@ -8,7 +8,7 @@ trailer name the file that they belong to, so that callers can compare. Must not
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 

@@ -128,7 +128,7 @@ class CommitThread:
         if callable(data):
             submission.is_encoded = False
             return data
-        return data if isinstance(data, list) else (data,)
+        return data if isinstance(data, (list, tuple)) else (data,)
 
     def _lock_sync(self, submission: _CommitSubmission, path: str, handle: FileHandle) -> bool:
         """Keep others from syncing a file; return False if one does now, or if a sync has failed before."""
