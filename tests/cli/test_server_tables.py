@@ -132,11 +132,15 @@ def test_the_file_has_the_credentials_of_the_worker(tmp_path: Path) -> None:
             "connection.host is unknown",
         ),
         ("", "has no tables"),
+        (None, "tables.yaml does not exist"),
     ],
 )
-def test_a_file_with_an_error_refuses_the_start(tmp_path: Path, text: str, error: str, flag: str) -> None:
+def test_a_file_with_an_error_refuses_the_start(
+    tmp_path: Path, text: str | None, error: str, flag: str
+) -> None:
     path = tmp_path / "tables.yaml"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     flags = [
         "-p",
         "-1",

@@ -29,7 +29,8 @@ def load_selected(path: Path, names: list[str] | None) -> dict[str, TableConfig]
 
     tables = load_tables(path)
     if not tables and not names:
-        raise CliError(f"{path} has no tables; add one with 'headrace table add'", USAGE_ERROR)
+        missing = "has no tables" if path.exists() else "does not exist"
+        raise CliError(f"{path} {missing}; add a table with 'headrace table add'", USAGE_ERROR)
     return {name: find_table(tables, name, path) for name in names} if names else tables
 
 

@@ -119,7 +119,7 @@ class WriteScheduler:
 
     def is_congested_by(self, session: Session, fanout_bytes: int) -> bool:
         """Whether large outputs are queued, and a client caused much fan-out just now or has a large output itself."""
-        if not self._large_outputs:
+        if not self.has_queued_output:
             return False
         return fanout_bytes > SMALL_FANOUT_BYTES or len(session.buffer) + session.chunk_bytes >= LARGE_BYTES
 
